@@ -1,0 +1,62 @@
+"""The command line of every experiment: `--help`, dotted overrides, `--smoke`, `--resume RUN`."""
+
+import ctypes
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Annotated
+
+import tyro
+
+from mallm.experiment import Experiment
+from mallm.train import train
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the command line adds to an experiment.
+
+    Attributes:
+      experiment: the experiment's own settings.
+      smoke: a few tiny steps of everything, in under a minute, to see that it works here.
+      resume: name of a run folder to go on with, from its newest whole checkpoint.
+    """
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name='')]
+    smoke: bool = False
+    resume: str = ''
+
+
+def smoke(experiment: Experiment) -> Experiment:
+    """The same experiment, very small."""
+    return dataclasses.replace(
+        experiment,
+        name=f'{experiment.name}_smoke',
+        steps=2,
+        sampling=dataclasses.replace(experiment.sampling, envs=8, k=4, turns=2),
+        learning=dataclasses.replace(experiment.learning, step_groups=8, micro_groups=8),
+        model=dataclasses.replace(experiment.model, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=64),
+        warm_start=dataclasses.replace(experiment.warm_start, steps=2, rows=16),
+        evaluation=dataclasses.replace(experiment.evaluation, every=1, boards=8, report_boards=16, replays=2),
+    )
+
+
+def keep_memory() -> None:
+    """Tells glibc to keep freed memory. XLA frees and takes large buffers at every call, and mapping them anew each
+    time costs about half of a training step on a CPU. Where there is no glibc, nothing happens."""
+    if not sys.platform.startswith('linux'):
+        return
+    libc = ctypes.CDLL(None)
+    if 'mallopt' in dir(libc) or libc.mallopt:
+        trim_threshold, top_pad, mmap_max = -1, -2, -4
+        for option, value in ((trim_threshold, 1 << 30), (top_pad, 64 << 20), (mmap_max, 0)):
+            libc.mallopt(option, value)
+
+
+def main(config: Experiment, description: str | None) -> None:
+    """Parses the command line over `config` and trains."""
+    arguments = tyro.cli(Arguments, default=Arguments(config), description=description)
+    experiment = smoke(arguments.experiment) if arguments.smoke else arguments.experiment
+    keep_memory()
+    train(experiment, arguments.resume or None)

@@ -1,0 +1,54 @@
+"""Configs are trees of frozen dataclasses: override a leaf by its dotted name, lay a grid over one, write one as JSON."""
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+Config = TypeVar('Config')
+
+
+def override(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with leaves replaced by dotted name, e.g. {'task.reward': 'outcome'}; every level validates again.
+
+    Raises:
+      ValueError: a name that does not exist; the nearest one is suggested.
+    """
+    for name, value in changes.items():
+        config = _replace(config, name, name.split('.'), value)
+    return config
+
+
+def _replace(config: Any, name: str, parts: list[str], value: Any) -> Any:
+    fields = [field.name for field in dataclasses.fields(config)]
+    if parts[0] not in fields:
+        near = difflib.get_close_matches(parts[0], fields, n=1)
+        raise ValueError(f'{name}: no setting {parts[0]!r} in {type(config).__name__}; ' + (
+            f'did you mean {near[0]!r}?' if near else f'there are {fields}'
+        ))  # fmt: skip
+    if len(parts) > 1:
+        value = _replace(vars(config)[parts[0]], name, parts[1:], value)
+    return dataclasses.replace(config, **{parts[0]: value})
+
+
+def grid(base: Config, **axes: list[Any]) -> Iterator[tuple[str, Config]]:
+    """Every combination of `axes` laid over `base`, each with a label that says what changed.
+
+    Axis names use two underscores for a dot: `grid(base, sampling__k=[4, 8], seed=[0, 1, 2])`.
+    """
+    names = [axis.replace('__', '.') for axis in axes]
+    for values in itertools.product(*axes.values()):
+        changes = dict(zip(names, values, strict=True))
+        yield ','.join(f'{name}={value}' for name, value in changes.items()), override(base, changes)
+
+
+def describe(config: Any) -> Any:
+    """The config as plain JSON values."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: describe(vars(config)[field.name]) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): describe(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [describe(value) for value in config]
+    return config

@@ -1,0 +1,125 @@
+"""The Sokoban task as an experiment sees it: boards by split and seed, teams by name, demonstrations for a warm start."""
+
+import dataclasses
+import random
+from typing import Literal
+
+from mallm.envs import sokoban
+from mallm.envs.sokoban import BoardSpec
+from mallm.envs.sokoban_team import NEARNESS, ORACLE, OUTCOME, Rules, SokobanTeam
+from mallm.types import Message
+
+SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
+
+HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
+"""Where the seeds of the splits begin. Training seeds lie below. The final ranges are used by no tuning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SokobanTask:
+    """Which boards are played, by which team, for which reward.
+
+    Attributes:
+      team: the roles in acting order: ('tool', 'plan'), ('plan',) or ('solo',).
+      size: cells a side, border included.
+      boxes: boxes on a board.
+      walls: density of inner walls.
+      optimal: fewest and most moves of a shortest solution on held-out boards.
+      hard: the same for three of four training boards; the fourth is drawn like a held-out board.
+      reward: 'oracle' asks a solver how much nearer a solution the board came; 'nearness' and 'outcome' do not.
+      moves: most moves executed in one turn.
+      pushes: most pushes of a program that are run.
+    """
+
+    team: tuple[str, ...] = ('tool', 'plan')
+    size: int = 6
+    boxes: int = 1
+    walls: float = 0.2
+    optimal: tuple[int, int] = (2, 11)
+    hard: tuple[int, int] = (5, 11)
+    reward: Literal['oracle', 'nearness', 'outcome'] = 'oracle'
+    moves: int = 8
+    pushes: int = 8
+
+    def __post_init__(self) -> None:
+        unknown = [role for role in self.team if role not in ('tool', 'plan', 'solo')]
+        if unknown or not self.team or ('tool' in self.team and 'plan' not in self.team):
+            raise ValueError(
+                f"team={self.team}: roles are 'tool', 'plan' and 'solo', and a tool needs a plan to act; use "
+                "('tool', 'plan'), ('plan',) or ('solo',)"
+            )
+        self.spec('any')
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(moves=self.moves, pushes=self.pushes, shaping=SHAPINGS[self.reward])
+
+    def spec(self, layouts: str, *, hard: bool = False, min_inner_walls: int = 0) -> BoardSpec:
+        optimal = self.hard if hard else self.optimal
+        return BoardSpec(self.size, self.boxes, self.walls, optimal, min_inner_walls, layouts)
+
+    def train(self, seed: int) -> SokobanTeam:
+        """A fresh training board: never a held-out layout."""
+        board = sokoban.generate(seed, self.spec('train', hard=bool(seed % 4)))
+        return SokobanTeam(board, self.rules, self.team)
+
+    def test(self, split: int, index: int) -> SokobanTeam:
+        """Board `index` of a held-out split. The strict splits hold boards with at least two inner walls."""
+        walls = 2 if split in (STRICT, FINAL_STRICT) else 0
+        board = sokoban.generate(split + index, self.spec('held_out', min_inner_walls=walls))
+        return SokobanTeam(board, self.rules, self.team)
+
+    def difficulty(self, world: SokobanTeam) -> int:
+        """Moves of a shortest solution, for the success-by-difficulty table."""
+        return sokoban.distance(world.board) or 0
+
+    def random_mover(self, world: SokobanTeam, turns: int, seed: int) -> bool:
+        """Whether as many random moves as a team may make solve the board: the floor under every result."""
+        draw, board = random.Random(seed), world.board
+        for _ in range(turns * self.moves):
+            board = (None if board.solved else board.move(draw.choice(sokoban.MOVES))) or board
+        return board.solved
+
+    def demonstrations(self, seed: int) -> list['Demonstration']:
+        return hindsight(seed, self.spec('train'), self.rules, self.team)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstration:
+    """What a role could have written to what it saw."""
+
+    role: str
+    messages: tuple[Message, ...]
+    text: str
+
+
+def hindsight(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -> list[Demonstration]:
+    """Demonstrations without a solver: random pushes, and the goal put where the box came to rest.
+
+    One for each role that could have produced that play; empty when the random play led nowhere, or onto a held-out
+    layout (moving the goal makes a new layout, which must not be one that is tested).
+    """
+    draw = random.Random(seed)
+    board = sokoban.generate(seed, spec)
+    start = dataclasses.replace(board, goals=0)
+    wanted = draw.randint(1, 3)
+    pushes: list[str] = []
+    for _ in range(4 * wanted):
+        if len(pushes) == wanted:
+            break
+        pushes.append(draw.choice(sokoban.MOVES))
+        if sokoban.execute(start, sokoban.parse_program(''.join(pushes)).pushes).stuck:
+            pushes.pop()
+    text = ''.join(pushes)
+    end = sokoban.execute(start, sokoban.parse_program(text).pushes)
+    board = dataclasses.replace(board, goals=end.board.boxes)
+    held_out = spec.layouts == 'train' and not sokoban.layout_fold(board)
+    if not pushes or board.solved or held_out or len(end.moves) > rules.moves:
+        return []
+    world = SokobanTeam(board, rules, order)
+    shown = {'tool': text, 'solo': text, 'plan': end.moves}
+    demonstrations = []
+    for role in order:
+        demonstrations.append(Demonstration(role, world.observe(role), shown[role]))
+        world, _ = world.act(role, shown[role])
+    return demonstrations

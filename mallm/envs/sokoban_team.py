@@ -1,0 +1,216 @@
+"""Sokoban for a team: `tool` writes a push program that an interpreter runs on a copy, `plan` decides what is moved.
+
+Roles that exist:
+  tool  sees the board; writes a push program such as `RRU`. The board does not change.
+  plan  sees the board, the program and what the interpreter made of it; its list of moves is executed.
+  solo  sees the board; writes a push program whose moves are executed at once (one agent that holds the tool).
+A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with it.
+
+The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring, then
+either where player, boxes and goals are (row and column), or what the tool did:
+  T#. @/ $ #/    /  ##@03$11.01      P#. @/ $ #/    /  ##=U:LLDRU;@11$01
+with `;` for done, `!` for stuck, `~` for more moves than fit in a turn, and then where player and boxes would be.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from mallm.envs import sokoban
+from mallm.envs.sokoban import Board, Execution
+from mallm.types import Message, Reward
+
+MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaping:
+    """What a board is worth beside being solved. Rewards use differences of `potential`, so that circles pay nothing.
+
+    Attributes:
+      potential: board -> value; 0 for every solved board.
+      hopeless: board -> the episode may end here, unsolved.
+      oracle: whether a solver is asked; results must be labelled with it.
+    """
+
+    potential: Callable[[Board], float]
+    hopeless: Callable[[Board], bool]
+    oracle: bool
+
+
+def oracle_potential(board: Board) -> float:
+    """- (moves of a shortest solution) / 8, and -2 where there is none: asks the solver."""
+    moves = sokoban.distance(board)
+    return -2.0 if moves is None else -moves / 8
+
+
+def nearness(board: Board) -> float:
+    """- (sum over boxes of the city-block distance to the nearest goal) / 8: no solver, and blind to walls."""
+    goals = [divmod(cell, board.width) for cell in sokoban.cells_of(board.goals)]
+    boxes = [divmod(cell, board.width) for cell in sokoban.cells_of(board.boxes)]
+    return -sum(min(abs(r - x) + abs(c - y) for x, y in goals) for r, c in boxes) / 8
+
+
+def nothing(board: Board) -> float:
+    return 0.0
+
+
+def never(board: Board) -> bool:
+    return False
+
+
+def unsolvable(board: Board) -> bool:
+    return sokoban.distance(board) is None
+
+
+ORACLE = Shaping(oracle_potential, unsolvable, oracle=True)
+NEARNESS = Shaping(nearness, never, oracle=False)
+OUTCOME = Shaping(nothing, never, oracle=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a turn may do and what it pays.
+
+    Attributes:
+      moves: most moves executed in one turn.
+      pushes: most pushes of a program that are run.
+      shaping: potential added to the outcome (1 for solving).
+      illegal: penalty for each move that cannot be done.
+      useless: penalty for text that says nothing, is not understood, or a program that gets stuck.
+    """
+
+    moves: int = 8
+    pushes: int = 8
+    shaping: Shaping = ORACLE
+    illegal: float = 0.05
+    useless: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class SokobanTeam:
+    """One state of one board in the hands of a team. Immutable; see `mallm.envs.base.World`."""
+
+    board: Board
+    rules: Rules
+    order: tuple[str, ...] = ('tool', 'plan')
+    program: str = ''
+    execution: Execution | None = None
+
+    @property
+    def solved(self) -> bool:
+        return self.board.solved
+
+    @property
+    def over(self) -> bool:
+        return self.board.solved or self.rules.shaping.hopeless(self.board)
+
+    def observe(self, role: str) -> tuple[Message, ...]:
+        if role == 'plan' and self.execution is not None:
+            told = f'={self.program}:{execution_text(self.execution, self.rules.moves)}'
+        else:
+            told = places_text(self.board) + ''.join(f'.{place(c, self.board)}' for c in sokoban.cells_of(self.board.goals))
+        return (Message('user', MARKS[role] + cells_text(self.board) + told),)
+
+    def act(self, role: str, text: str) -> tuple[Self, Reward]:
+        return ACTS[role](self, text)
+
+    def render(self) -> str:
+        return self.board.render()
+
+
+def cells_text(board: Board) -> str:
+    """The board without its outer ring, which holds no floor; rows end with `/`."""
+    rows = board.render().split('\n')[1:-1]
+    return '/'.join(row.ljust(board.width)[1:-1] for row in rows)
+
+
+def place(cell: int, board: Board) -> str:
+    """Row and column, both from 0 inside the outer ring, of boards up to 12 x 12; larger numbers are set apart."""
+    row, column = divmod(cell, board.width)
+    return f'{row - 1}{column - 1}' if max(board.width, board.height) <= 12 else f'{row - 1},{column - 1}'
+
+
+def places_text(board: Board) -> str:
+    return f'@{place(board.player, board)}' + ''.join(f'${place(c, board)}' for c in sokoban.cells_of(board.boxes))
+
+
+def execution_text(execution: Execution, moves: int) -> str:
+    """The interpreter's report: the moves that fit in a turn, then how it ended and where box and player came to be."""
+    shown = execution.moves[:moves]
+    ended = '!' if execution.stuck else '~' if len(execution.moves) > moves else ';'
+    return shown + ended + places_text(execution.board)
+
+
+def gain(before: Board, after: Board, shaping: Shaping) -> tuple[tuple[str, float], ...]:
+    """The team's reward for a change of the board: 1 for solving it, and the difference of potential."""
+    solving = float(after.solved and not before.solved)
+    return (('solved', solving), ('shaping', shaping.potential(after) - shaping.potential(before)))
+
+
+def reward(team: tuple[tuple[str, float], ...], local: tuple[tuple[str, float], ...]) -> Reward:
+    return Reward(sum(value for _, value in team), sum(value for _, value in local), team + local)
+
+
+@functools.lru_cache(maxsize=200_000)
+def run_program(board: Board, text: str, pushes: int) -> tuple[str, Execution, bool]:
+    """The program as understood (letters), what it did, and whether the text was a clean, non-empty program."""
+    parsed = sokoban.parse_program(text)
+    kept = parsed.pushes[:pushes]
+    clean = bool(kept) and not parsed.garbage and len(kept) == len(parsed.pushes)
+    return ''.join(push.letter for push in kept), sokoban.execute(board, kept), clean
+
+
+def act_tool(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
+    """The program is judged by the board it would lead to; the real board stays as it is."""
+    rules = world.rules
+    program, execution, clean = run_program(world.board, text, rules.pushes)
+    local = (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * bool(execution.stuck)))
+    after = dataclasses.replace(world, program=program, execution=execution)
+    return after, reward(gain(world.board, execution.board, rules.shaping), local)
+
+
+def play_until_solved(board: Board, letters: str) -> tuple[Board, int]:
+    """The board after the moves, and how many of them could not be done; nothing is moved once it is solved."""
+    illegal = 0
+    for letter in letters:
+        if board.solved:
+            break
+        after = board.move(letter)
+        illegal += after is None
+        board = after or board
+    return board, illegal
+
+
+@functools.lru_cache(maxsize=200_000)
+def run_moves(board: Board, text: str, moves: int) -> tuple[Board, int, bool]:
+    """The board after the moves, how many were illegal, and whether the text was a clean, non-empty list."""
+    parsed = sokoban.parse_moves(text, moves)
+    after, illegal = play_until_solved(board, parsed.letters)
+    return after, illegal, bool(parsed.letters) and not parsed.garbage and not parsed.truncated
+
+
+def act_plan(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
+    """The moves are executed; the program of this turn is used up."""
+    rules = world.rules
+    board, illegal, clean = run_moves(world.board, text, rules.moves)
+    local = (('format', -rules.useless * (not clean)), ('illegal', -rules.illegal * illegal))
+    after = dataclasses.replace(world, board=board, program='', execution=None)
+    return after, reward(gain(world.board, board, rules.shaping), local)
+
+
+def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
+    """The program's moves are executed, as many as fit in a turn."""
+    rules = world.rules
+    _, execution, clean = run_program(world.board, text, rules.pushes)
+    board, _ = world.board.play(execution.moves[: rules.moves])
+    local = (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * bool(execution.stuck)))
+    return dataclasses.replace(world, board=board), reward(gain(world.board, board, rules.shaping), local)
+
+
+ACTS: Mapping[str, Callable[[SokobanTeam, str], tuple[SokobanTeam, Reward]]] = {
+    'tool': act_tool,
+    'plan': act_plan,
+    'solo': act_solo,
+}

@@ -1,0 +1,81 @@
+"""Held-out evaluation: one path, no tree, success means solved."""
+
+import asyncio
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mallm import rng
+from mallm.envs.base import World
+from mallm.rollout import tree
+from mallm.types import Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Outcome of one evaluation.
+
+    Attributes:
+      trajectories: one episode a board.
+      difficulty: moves of a shortest solution of each board.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    difficulty: tuple[int, ...]
+
+    @property
+    def success(self) -> float:
+        return mean([t.solved for t in self.trajectories])
+
+    @property
+    def faults(self) -> float:
+        return mean([t.fault is not None for t in self.trajectories])
+
+    @property
+    def turns_to_solve(self) -> float:
+        return mean([len(t.turns) for t in self.trajectories if t.solved])
+
+    def by_difficulty(self) -> dict[int, float]:
+        solved: dict[int, list[bool]] = defaultdict(list)
+        for trajectory, moves in zip(self.trajectories, self.difficulty, strict=True):
+            solved[moves].append(trajectory.solved)
+        return {moves: mean(values) for moves, values in sorted(solved.items())}
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def evaluate(
+    worlds: Sequence[World], difficulty: Sequence[int], stage: tree.Stage, *, seed: int, step: int, split: int
+) -> Evaluation:
+    """Plays every world once. The same (seed, step, split) plays the same episodes."""
+    place = tree.Place(seed, rng.EVALUATE, step, env=split)
+    return Evaluation(tuple(asyncio.run(tree.play_single(worlds, place, stage))), tuple(difficulty))
+
+
+def replay_of(trajectory: Trajectory, difficulty: int) -> Mapping[str, Any]:
+    """One episode as plain values: what each role was shown and wrote, what it earned, and the boards."""
+    return {
+        'env': trajectory.env,
+        'solved': trajectory.solved,
+        'optimal': difficulty,
+        'frames': list(trajectory.frames),
+        'turns': [
+            {
+                'groups': [
+                    {
+                        'role': group.key.role,
+                        'prompt': '\n'.join(message.content for message in group.prompt.messages),
+                        'answer': (best := group.candidates[group.chosen]).answer.text,
+                        'reward': best.reward.total(1.0),
+                        'terms': dict(best.reward.terms),
+                        'chosen': True,
+                    }
+                    for group in turn.groups
+                ]
+            }
+            for turn in trajectory.turns
+        ],
+    }

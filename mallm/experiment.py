@@ -1,0 +1,255 @@
+"""One experiment as a tree of frozen settings, and the one place that turns names into functions."""
+
+import dataclasses
+import functools
+from typing import Literal
+
+from mallm.algo import Algorithm, credit, losses, schedule
+from mallm.envs.sokoban_task import SokobanTask
+from mallm.learn import pack
+from mallm.models.config import Architecture
+from mallm.rollout import tree
+from mallm.rollout.engine import SamplingParams
+
+
+def require(holds: bool, name: str, value: object, rule: str) -> None:
+    """Raises ValueError with the value, the rule and so the remedy."""
+    if not holds:
+        raise ValueError(f'{name}={value!r}: {rule}')
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The policy's size, and the mesh it is spread over; see `mallm.models.config.Architecture`."""
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 256
+    remat: bool = False
+    mesh: tuple[int, int, int] = (1, 1, 1)
+
+    def architecture(self, vocab: int) -> Architecture:
+        return Architecture(
+            vocab, self.width, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn, remat=self.remat
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingSettings:
+    """How training episodes are sampled.
+
+    Attributes:
+      mode: 'tree' branches K ways at every role and turn; 'parallel' plays K independent trajectories.
+      envs: environment instances in a step.
+      k: candidates of a group, or trajectories of an instance.
+      turns: most turns of an episode, in training and evaluation.
+      temperature: of training samples; training never truncates the distribution (no top-p, no top-k).
+      max_tokens: longest answer, the end token included.
+      choose: which candidate is executed.
+      max_fault_share: the run stops when more than this share of a step's episodes fail.
+    """
+
+    mode: Literal['tree', 'parallel'] = 'tree'
+    envs: int = 128
+    k: int = 8
+    turns: int = 4
+    temperature: float = 1.0
+    max_tokens: int = 8
+    choose: Literal['greedy', 'sampled', 'first'] = 'greedy'
+    max_fault_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.envs >= 1, 'envs', self.envs, 'at least one environment is played')
+        require(self.k >= 2, 'k', self.k, 'a group needs at least 2 candidates to compare')
+        require(self.turns >= 1, 'turns', self.turns, 'an episode has at least one turn')
+        require(self.temperature > 0, 'temperature', self.temperature, 'training explores: use a positive value')
+        require(0 <= self.max_fault_share <= 1, 'max_fault_share', self.max_fault_share, 'is a share from 0 to 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmSettings:
+    """The method: how advantages are formed and what is optimised.
+
+    Attributes:
+      credit: 'agent_turn' (AT-GRPO), 'team' (trajectory-level GRPO) or 'parallel_agent_turn' (grouping without a tree).
+      normalise: 'std' divides by the group's standard deviation, 'mean' does not, 'loo' compares with the others.
+      floor: added to the standard deviation.
+      alpha: weight of the team reward.
+      clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].
+      truncate: cap of importance weights between sampler and old policy.
+      kl: weight of the KL term to the policy as it was after the warm start; 0 keeps no reference.
+      entropy: starting weight of the entropy bonus.
+      entropy_target: nats steered to at the start and at the end; negative leaves the weight as it is.
+      entropy_range: bounds of the controlled weight.
+      divisor: 'tokens' averages over the step's tokens, 'constant' divides by groups * K * max_tokens.
+      schedule_period: 0 trains every role at every step; n trains one role at a time for n steps each.
+    """
+
+    credit: Literal['agent_turn', 'team', 'parallel_agent_turn'] = 'agent_turn'
+    normalise: Literal['std', 'mean', 'loo'] = 'std'
+    floor: float = 0.1
+    alpha: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    truncate: float = 2.0
+    kl: float = 0.0
+    entropy: float = 0.05
+    entropy_target: tuple[float, float] = (0.4, 0.1)
+    entropy_range: tuple[float, float] = (0.0, 0.4)
+    divisor: Literal['tokens', 'constant'] = 'constant'
+    schedule_period: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.floor >= 0, 'floor', self.floor, 'the floor of the deviation is 0 or positive')
+        require(0 < self.clip_low < 1, 'clip_low', self.clip_low, 'must lie between 0 and 1, e.g. 0.2')
+        require(self.clip_high > 0, 'clip_high', self.clip_high, 'must be positive, e.g. 0.28')
+        require(self.truncate >= 1, 'truncate', self.truncate, 'a cap below 1 would weaken on-policy data; use 2')
+        require(self.kl >= 0, 'kl', self.kl, 'must be 0 (off) or positive')
+        require(self.schedule_period >= 0, 'schedule_period', self.schedule_period, 'must be 0 (all learn) or positive')
+
+    def build(self) -> Algorithm:
+        """The row of choices that these names stand for."""
+        normalisers: dict[str, credit.Normaliser] = {
+            'std': functools.partial(credit.standardised, floor=self.floor),
+            'mean': credit.centred,
+            'loo': credit.leave_one_out,
+        }
+        credits = {
+            'agent_turn': credit.agent_turn,
+            'team': credit.team,
+            'parallel_agent_turn': credit.parallel_agent_turn,
+        }
+        return Algorithm(
+            credit=credits[self.credit](normalisers[self.normalise], alpha=self.alpha),
+            objective=functools.partial(
+                losses.clipped_surrogate, low=self.clip_low, high=self.clip_high, cap=self.truncate
+            ),
+            schedule=schedule.rotate(self.schedule_period) if self.schedule_period else schedule.every_role,
+            cast=schedule.current,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningSettings:
+    """The optimiser and how groups are cut into its steps.
+
+    Attributes:
+      rate: learning rate at the start and at the end of the run (linear in steps).
+      warmup: steps over which the rate rises from 0.
+      clip, b1, b2, weight_decay: AdamW with gradient clipping by global norm.
+      step_groups: live groups in one optimiser step; 0 takes one step for all of them.
+      micro_groups: groups in one micro-batch.
+    """
+
+    rate: tuple[float, float] = (8e-4, 8e-5)
+    warmup: int = 3
+    clip: float = 1.0
+    b1: float = 0.9
+    b2: float = 0.98
+    weight_decay: float = 0.0
+    step_groups: int = 64
+    micro_groups: int = 32
+
+    def __post_init__(self) -> None:
+        require(min(self.rate) >= 0, 'rate', self.rate, 'learning rates are 0 or positive')
+        pack.Packing(self.step_groups, self.micro_groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartSettings:
+    """Supervised training before any reinforcement, from demonstrations that need no solver; 0 steps for none."""
+
+    steps: int = 60
+    rows: int = 128
+    rate: float = 2e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """Held-out evaluation: one path, no tree.
+
+    Attributes:
+      every: steps between evaluations on the held-out and strict splits; 0 never.
+      boards: boards in each of those evaluations.
+      report_boards: boards of the final splits played before and after training for summary.json.
+      replays: boards kept as step-by-step replays, before and after.
+      split: 'final' reports on seeds that no tuning saw, 'held_out' on the ones watched while training.
+    """
+
+    every: int = 25
+    boards: int = 256
+    report_boards: int = 1024
+    replays: int = 6
+    split: Literal['final', 'held_out'] = 'final'
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that determines a run.
+
+    Attributes:
+      name: first part of the run folder's name.
+      seed: root of all randomness.
+      steps: training steps; each plays `sampling.envs` episodes and learns from them.
+      cpu_minutes: stop when training has used this much processor time, for comparisons at equal cost; 0 for no limit.
+      pools: which policy plays and trains each role; roles that name the same pool share all parameters.
+      save_every: steps between checkpoints.
+      runs: folder of the run folders.
+      wandb: 'auto' is online when logged in and offline otherwise.
+    """
+
+    name: str = 'run'
+    seed: int = 0
+    steps: int = 300
+    cpu_minutes: float = 0.0
+    pools: dict[str, str] = dataclasses.field(default_factory=lambda: {'tool': 'shared', 'plan': 'shared'})
+    task: SokobanTask = SokobanTask()
+    model: ModelSettings = ModelSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    learning: LearningSettings = LearningSettings()
+    warm_start: WarmStartSettings = WarmStartSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    save_every: int = 25
+    runs: str = 'runs'
+    wandb: Literal['auto', 'offline', 'online', 'disabled'] = 'auto'
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, 'steps', self.steps, 'a run has 0 or more steps')
+        require(self.save_every >= 1, 'save_every', self.save_every, 'steps between checkpoints, at least 1')
+        require(
+            set(self.pools) == set(self.task.team), 'pools', self.pools,
+            f'must name a pool for each role of the team {self.task.team} and for no other',
+        )  # fmt: skip
+        require(
+            (self.sampling.mode == 'tree') == (self.algorithm.credit == 'agent_turn'), 'algorithm.credit',
+            self.algorithm.credit, "'agent_turn' goes with sampling.mode='tree', the others with 'parallel'",
+        )  # fmt: skip
+        rows = self.model.mesh[0] * self.model.mesh[1]
+        require(
+            self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,
+            f'must be a multiple of data * fsdp = {rows} of model.mesh',
+        )  # fmt: skip
+
+    @property
+    def folder_name(self) -> str:
+        return f'{self.name}-seed{self.seed}'
+
+    def packing(self) -> pack.Packing:
+        divisors = {'tokens': pack.token_count, 'constant': pack.constant(self.sampling.max_tokens)}
+        learning = self.learning
+        return pack.Packing(
+            learning.step_groups, learning.micro_groups, (16, 8), divisors[self.algorithm.divisor]
+        )
+
+    def sampler(self, temperature: float | None = None) -> tree.Sampler:
+        """How episodes are played: in training, or at another temperature for evaluation."""
+        s = self.sampling
+        params = SamplingParams(s.max_tokens, s.temperature if temperature is None else temperature)
+        choices = {'greedy': tree.greedy, 'sampled': tree.sampled, 'first': tree.first}
+        return tree.Sampler(
+            s.k, s.turns, self.algorithm.alpha, choices[s.choose], dict.fromkeys(self.task.team, params)
+        )

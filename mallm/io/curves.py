@@ -1,0 +1,240 @@
+"""The curves of a run, and of several runs over each other. matplotlib by its objects, no global state.
+
+A panel says what to draw; `draw` is the only function that knows how.
+"""
+
+import dataclasses
+import io
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from mallm.io import files
+from mallm.io.display import by_part
+
+Row = Mapping[str, Any]
+X_LABELS = {'cpu_minutes': 'CPU minutes', 'minutes': 'minutes', 'step': 'training step'}
+SMOOTH_FROM = 60
+"""Noisy per-step curves with more points than this get a moving mean over a fifteenth of the run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve. `spread` is a half-width around ys (standard error), () for none; `faint` stays in the background."""
+
+    label: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+    dashed: bool = False
+    faint: bool = False
+    color: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One plot. `share` says that y is a share of 1, shown in percent; `level` is a horizontal line to compare with."""
+
+    title: str
+    y_label: str
+    lines: tuple[Line, ...]
+    share: bool = False
+    level: tuple[str, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    paper: str
+    ink: str
+    grid: str
+    colors: tuple[str, ...]
+
+
+LIGHT = Theme('#ffffff', '#1d2430', '#dfe3ea', ('#2563c9', '#d9480f', '#2b8a3e', '#862e9c', '#c2255c', '#5f6b7a'))
+DARK = Theme('#171b22', '#dce1e8', '#333a45', ('#6ea8fe', '#ff922b', '#69db7c', '#cc8cf0', '#f783ac', '#9aa5b4'))
+
+
+def series(rows: Sequence[Row], axis: str, metric: str, x: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(xs, ys) of a metric on one axis; null becomes NaN, a gap in the curve."""
+    found = [(row[x], row[metric]) for row in rows if row['axis'] == axis and metric in row]
+    return tuple(float(at) for at, _ in found), tuple(math.nan if value is None else float(value) for _, value in found)
+
+
+def panels(rows: Sequence[Row], *, x: str, random_success: float | None = None) -> tuple[Panel, ...]:
+    """The six plots of a run; one without lines says so itself."""
+    level = None if random_success is None else ('random mover', random_success)
+    return (
+        Panel(
+            'Held-out success',
+            'solved',
+            _some(
+                _line(rows, 'eval', 'success', x, 'greedy', color=0),
+                _line(rows, 'eval', 'strict', x, 'greedy, strict', dashed=True, color=0),
+                _line(rows, 'eval', 'success_t1', x, 'T = 1', color=1),
+                _line(rows, 'eval', 'strict_t1', x, 'T = 1, strict', dashed=True, color=1),
+            ),
+            share=True,
+            level=level,
+        ),
+        Panel('Reward while training, by role', 'mean reward', _parts(rows, 'reward', x)),
+        Panel('Entropy', 'nats a token', _parts(rows, 'entropy', x) or _pools(rows, 'entropy', x)),
+        Panel('Dead groups', 'groups whose rewards are all equal', _parts(rows, 'dead_groups', x), share=True),
+        Panel(
+            'Turns to solve, held out',
+            'turns',
+            _some(
+                _line(rows, 'eval', 'turns_to_solve', x, 'greedy', color=0),
+                _line(rows, 'eval', 'turns_to_solve_t1', x, 'T = 1', color=1),
+            ),
+        ),
+        Panel('Sampling speed', 'tokens a second', _parts(rows, 'tokens_per_s', x)),
+    )
+
+
+def draw(panel: Panel, axes: Axes, theme: Theme, x: str) -> None:
+    axes.set_facecolor(theme.paper)
+    axes.set_title(panel.title, loc='left', color=theme.ink, fontsize=10.5, fontweight='bold')
+    axes.set_xlabel(X_LABELS[x], color=theme.ink, fontsize=9)
+    axes.set_ylabel(panel.y_label, color=theme.ink, fontsize=9)
+    axes.tick_params(colors=theme.ink, labelsize=8, length=0)
+    axes.grid(color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if not panel.lines:
+        axes.text(0.5, 0.5, 'not recorded', transform=axes.transAxes, ha='center', color=theme.ink, alpha=0.6)
+    for number, line in enumerate(panel.lines):
+        _draw_line(line, axes, theme.colors[(number if line.color is None else line.color) % len(theme.colors)])
+    if panel.level is not None:
+        axes.axhline(panel.level[1], color=theme.ink, linewidth=1, linestyle=':', label=panel.level[0])
+    if panel.share:
+        axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if x == 'step':
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8, frameon=False, handlelength=2.8, labelcolor=theme.ink)
+
+
+def figure(
+    shown: Sequence[Panel],
+    theme: Theme,
+    *,
+    x: str,
+    columns: int,
+    title: str = '',
+    size: tuple[float, float] = (4.6, 3.1),
+) -> bytes:
+    """PNG bytes of the panels in a grid; `size` is that of one panel in inches."""
+    rows = math.ceil(len(shown) / columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    drawing = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=140, layout=layout, facecolor=theme.paper)
+    FigureCanvasAgg(drawing)
+    if title:
+        drawing.suptitle(title, color=theme.ink, fontsize=13, fontweight='bold', x=0.01, ha='left')
+    for axes, panel in zip(drawing.subplots(rows, columns, squeeze=False).flat, shown, strict=False):
+        draw(panel, axes, theme, x)
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format='png', metadata={'Software': None})
+    return buffer.getvalue()
+
+
+def compare(
+    folders: Sequence[pathlib.Path], out: pathlib.Path, *, metric: str = 'success', x: str = 'step'
+) -> pathlib.Path:
+    """Overlays one held-out metric of several runs: mean ± standard error of runs that differ by their seed only.
+
+    A mean is over the steps that all runs of its group measured; single runs stay visible behind it.
+
+    Raises:
+      ValueError: none of the runs has the metric.
+    """
+    groups: dict[str, list[list[dict[str, Any]]]] = {}
+    for run in map(pathlib.Path, folders):
+        rows = [row for row in files.read_rows(run / files.METRICS) if row['axis'] == 'eval' and metric in row]
+        if rows:
+            groups.setdefault(files.without_seed(run.name), []).append(rows)
+    if not groups:
+        raise ValueError(f'no run of {[pathlib.Path(run).name for run in folders]} has {metric!r} on its eval axis')
+    lines = [line for color, (name, runs) in enumerate(groups.items()) for line in _group(name, runs, metric, x, color)]
+    share = metric.startswith(('success', 'strict'))
+    plot = Panel(f'Held-out {metric}', 'solved' if share else metric, tuple(lines), share=share)
+    out.write_bytes(figure([plot], LIGHT, x=x, columns=1))
+    return out
+
+
+def mean_and_error(values_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over runs [R, steps] and its standard error (0 for a single run)."""
+    runs = len(values_RS)
+    error = values_RS.std(axis=0, ddof=1) / math.sqrt(runs) if runs > 1 else np.zeros(values_RS.shape[1])
+    return values_RS.mean(axis=0), error
+
+
+def _group(name: str, runs: Sequence[Sequence[Row]], metric: str, x: str, color: int) -> list[Line]:
+    tables = [{row['step']: row for row in rows if row[metric] is not None} for rows in runs]
+    shared = sorted(set.intersection(*(set(table) for table in tables)))
+    singles = [Line('', *series(rows, 'eval', metric, x), faint=True, color=color) for rows in runs]
+    values = np.array([[table[step][metric] for step in shared] for table in tables], float)
+    places = np.array([[table[step][x] for step in shared] for table in tables], float)
+    mean, error = mean_and_error(values)
+    label = name if len(runs) == 1 else f'{name} (mean ± s.e. of {len(runs)} seeds)'
+    line = Line(
+        label, tuple(places.mean(axis=0)), tuple(mean), spread=tuple(error) if len(runs) > 1 else (), color=color
+    )
+    return [*(singles if len(runs) > 1 else []), line]
+
+
+def _draw_line(line: Line, axes: Axes, color: str) -> None:
+    xs, ys = np.array(line.xs), np.array(line.ys)
+    style = '--' if line.dashed else '-'
+    if line.faint:
+        axes.plot(xs, ys, color=color, linewidth=0.8, alpha=0.35)
+        return
+    if len(xs) > SMOOTH_FROM:
+        axes.plot(xs, ys, color=color, linewidth=0.6, alpha=0.25)
+        ys = _moving_mean(ys, max(2, len(ys) // 15))
+    marker = 'o' if len(xs) <= 30 else ''
+    axes.plot(xs, ys, style, color=color, linewidth=1.8, marker=marker, markersize=3.5, label=line.label)
+    if line.spread:
+        spread = np.array(line.spread)
+        axes.fill_between(xs, ys - spread, ys + spread, color=color, alpha=0.18, linewidth=0)
+
+
+def _moving_mean(ys: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the last `window` values up to each point, gaps left out; NaN where there is nothing."""
+    known = np.isfinite(ys)
+    total = np.cumsum(np.where(known, ys, 0.0))
+    count = np.cumsum(known)
+    total[window:] -= total[:-window].copy()
+    count[window:] -= count[:-window].copy()
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _line(
+    rows: Sequence[Row], axis: str, metric: str, x: str, label: str, *, dashed: bool = False, color: int | None = None
+) -> Line:
+    return Line(label, *series(rows, axis, metric, x), dashed=dashed, color=color)
+
+
+def _some(*lines: Line) -> tuple[Line, ...]:
+    """The lines that have a finite point."""
+    return tuple(line for line in lines if any(map(math.isfinite, line.ys)))
+
+
+def _parts(rows: Sequence[Row], metric: str, x: str) -> tuple[Line, ...]:
+    """One line for each part of a rollout metric: 'reward/planner' is labelled 'planner'."""
+    parts = by_part(dict.fromkeys((key for row in rows if row['axis'] == 'rollout' for key in row), 0.0), metric)
+    return _some(*(_line(rows, 'rollout', f'{metric}/{part}' if part else metric, x, part or 'all') for part in parts))
+
+
+def _pools(rows: Sequence[Row], metric: str, x: str) -> tuple[Line, ...]:
+    axes = dict.fromkeys(row['axis'] for row in rows if row['axis'].startswith('update/'))
+    return _some(*(_line(rows, axis, metric, x, axis.removeprefix('update/')) for axis in axes))

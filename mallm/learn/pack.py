@@ -1,0 +1,173 @@
+"""The host/device border, crossed once: credited groups become padded arrays of a few fixed shapes.
+
+A group keeps its structure: its prompt stands once beside its K answers. A plain row is a group with K = 1.
+"""
+
+import dataclasses
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from mallm.types import Credited, Prompt
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One micro-batch of G groups.
+
+    Attributes:
+      prompts_GP: token ids, padded on the right.
+      lengths_G: true prompt lengths.
+      answers_GKS: token ids, padded on the right.
+      mask_GKS: 1 at tokens that are trained on (the end token included), else 0.
+      logps_GKS: the sampler's log-probabilities, nats.
+      advantages_GK: one number an answer.
+      temperature_G: what the answers were sampled at.
+      divisor: the summed loss is divided by this; shared by all micro-batches of one optimiser step.
+    """
+
+    prompts_GP: jax.Array | np.ndarray
+    lengths_G: jax.Array | np.ndarray
+    answers_GKS: jax.Array | np.ndarray
+    mask_GKS: jax.Array | np.ndarray
+    logps_GKS: jax.Array | np.ndarray
+    advantages_GK: jax.Array | np.ndarray
+    temperature_G: jax.Array | np.ndarray
+    divisor: jax.Array | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One group on its way into a batch: a prompt, its answers, an advantage for each."""
+
+    prompt: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    logps: tuple[tuple[float, ...], ...]
+    advantages: tuple[float, ...]
+    temperature: float = 1.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer) for answer in self.answers)
+
+
+Divisor = Callable[[Sequence[Row]], float]
+
+
+def token_count(rows: Sequence[Row]) -> float:
+    """Token mean: every trained token of the optimiser step weighs the same."""
+    return float(max(1, sum(row.tokens for row in rows)))
+
+
+def constant(tokens_an_answer: int) -> Divisor:
+    """Constant normalisation: long answers weigh more, and the scale never depends on sampled lengths.
+
+    Source: Dr. GRPO, arXiv 2503.20783.
+    """
+
+    def divisor(rows: Sequence[Row]) -> float:
+        return float(max(1, tokens_an_answer * sum(len(row.answers) for row in rows)))
+
+    return divisor
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How rows are cut into optimiser steps and micro-batches.
+
+    Attributes:
+      step_groups: groups in one optimiser step; 0 puts everything into one step.
+      micro_groups: groups in one micro-batch, the only G that is ever compiled.
+      multiple: prompt and answer lengths are padded up to a multiple of these.
+      divisor: what the summed loss is divided by.
+    """
+
+    step_groups: int
+    micro_groups: int
+    multiple: tuple[int, int] = (16, 8)
+    divisor: Divisor = token_count
+
+    def __post_init__(self) -> None:
+        if self.micro_groups < 1:
+            raise ValueError(f'micro_groups={self.micro_groups}: a micro-batch holds at least one group')
+        if self.step_groups % self.micro_groups:
+            raise ValueError(
+                f'step_groups={self.step_groups}, micro_groups={self.micro_groups}: a step is a whole number of '
+                'micro-batches; make step_groups a multiple (0 for one step)'
+            )
+
+
+def rows_of(credited: Sequence[Credited], temperatures: Mapping[str, float]) -> list[Row]:
+    """Rows of trained groups. A row holds exactly the ids that were sampled; nothing is tokenised again."""
+    return [
+        Row(
+            item.group.prompt.ids,
+            tuple(c.answer.ids for c in item.group.candidates),
+            tuple(c.answer.logps for c in item.group.candidates),
+            item.advantages,
+            temperatures[item.group.key.role],
+        )
+        for item in credited
+    ]
+
+
+def demonstration(prompt: Prompt, answer: Sequence[int]) -> Row:
+    """A supervised example: one answer with advantage 1."""
+    return Row(prompt.ids, (tuple(answer),), ((0.0,) * len(answer),), (1.0,))
+
+
+def pack(rows: Sequence[Row], packing: Packing, seed: int) -> list[list[Batch]]:
+    """Optimiser steps, each a list of micro-batches whose gradients are added up.
+
+    Rows are shuffled (seeded), gathered by padded shape so that few shapes are compiled, and cut into micro-batches;
+    each optimiser step then takes whole micro-batches. Only the last micro-batch of a shape can hold padding groups,
+    which have no trained token.
+    """
+    draw = random.Random(seed)
+    by_shape: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+    for row in draw.sample(list(rows), len(rows)):
+        by_shape[shape_of(row, packing)].append(row)
+    size = packing.micro_groups
+    micros = [
+        (shape, members[start : start + size])
+        for shape, members in sorted(by_shape.items(), key=lambda item: item[0])
+        for start in range(0, len(members), size)
+    ]
+    draw.shuffle(micros)
+    per_step = packing.step_groups // size or max(1, len(micros))
+    steps = []
+    for start in range(0, len(micros), per_step):
+        step = micros[start : start + per_step]
+        divisor = packing.divisor([row for _, members in step for row in members])
+        steps.append([batch_of(members, shape, size, divisor) for shape, members in step])
+    return steps
+
+
+def shape_of(row: Row, packing: Packing) -> tuple[int, int, int]:
+    """(K, P, S) of the batch a row belongs to."""
+    longest = max(len(answer) for answer in row.answers)
+    prompt_multiple, answer_multiple = packing.multiple
+    return len(row.answers), round_up(len(row.prompt), prompt_multiple), round_up(longest, answer_multiple)
+
+
+def round_up(length: int, multiple: int) -> int:
+    return -(-max(1, length) // multiple) * multiple
+
+
+def batch_of(rows: Sequence[Row], shape: tuple[int, int, int], size: int, divisor: float) -> Batch:
+    """Pads rows of one shape into a micro-batch of `size` groups."""
+    K, P, S = shape
+    prompts, lengths = np.zeros((size, P), np.int32), np.ones(size, np.int32)
+    answers, mask = np.zeros((size, K, S), np.int32), np.zeros((size, K, S), np.float32)
+    logps, advantages = np.zeros((size, K, S), np.float32), np.zeros((size, K), np.float32)
+    temperature = np.ones(size, np.float32)
+    for g, row in enumerate(rows):
+        prompts[g, : len(row.prompt)], lengths[g], temperature[g] = row.prompt, len(row.prompt), row.temperature
+        advantages[g] = row.advantages
+        for k, (ids, logp) in enumerate(zip(row.answers, row.logps, strict=True)):
+            answers[g, k, : len(ids)], logps[g, k, : len(ids)], mask[g, k, : len(ids)] = ids, logp, 1
+    return Batch(prompts, lengths, answers, mask, logps, advantages, temperature, np.float32(divisor))

@@ -1,0 +1,143 @@
+"""The sharded update: gradients of micro-batches are added up, then one optimiser step is taken.
+
+Both halves are `jax.jit`s with explicit shardings over the (data, fsdp, tensor) mesh and donated buffers. Because the
+loss is a sum divided by one number that is known beforehand, the result does not depend on how a step is cut into
+micro-batches or over how many devices it is spread.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from mallm.algo import losses
+from mallm.learn.pack import Batch
+from mallm.learn.state import LearnerState
+from mallm.models import sharding
+from mallm.models.transformer import Transformer
+
+
+class Knobs(NamedTuple):
+    """What may change from step to step without compiling again.
+
+    Attributes:
+      learning_rate: step size.
+      kl: weight of the KL term to the reference.
+      entropy_target: nats that the controller steers to; a negative target leaves the coefficient as it is.
+    """
+
+    learning_rate: float
+    kl: float = 0.0
+    entropy_target: float = -1.0
+
+
+class Accumulated(NamedTuple):
+    """Running sums over the micro-batches of one optimiser step."""
+
+    gradients: Any
+    sums: dict[str, jax.Array]
+
+
+def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch) -> losses.Tokens:
+    """Scores a micro-batch under the policy (and the reference, if there is one)."""
+    shape_GKS = batch.answers_GKS.shape
+    temperature_GKS = jnp.broadcast_to(batch.temperature_G[:, None, None], shape_GKS)
+
+    def score(params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = module.apply(
+            {'params': params}, batch.prompts_GP, batch.lengths_G, batch.answers_GKS, method=Transformer.score
+        )
+        return losses.token_statistics(logits, batch.answers_GKS, temperature_GKS)
+
+    logp, entropy = score(params)
+    reference_logp = jax.lax.stop_gradient(logp) if reference is None else jax.lax.stop_gradient(score(reference)[0])
+    advantage = jnp.broadcast_to(batch.advantages_GK[:, :, None], shape_GKS)
+    return losses.Tokens(logp, batch.logps_GKS, batch.logps_GKS, reference_logp, entropy, advantage, batch.mask_GKS)
+
+
+class Updater:
+    """`gradients` and `apply` of one kind of training, compiled once for each batch shape."""
+
+    def __init__(
+        self,
+        *,
+        module: Transformer,
+        objective: losses.Objective,
+        transform: optax.GradientTransformation,
+        mesh: Mesh,
+        shardings: LearnerState,
+        entropy_range: tuple[float, float] = (0.0, 1.0),
+        entropy_rate: float = 1.03,
+    ) -> None:
+        def loss(params: Any, state: LearnerState, batch: Batch, kl: jax.Array) -> tuple[jax.Array, dict]:
+            tokens = token_arrays(module, params, state.reference, batch)
+            policy, sums = objective(tokens)
+            divergence = losses.kl_k3(tokens)
+            entropy = losses.masked(tokens.entropy, tokens.mask).sum()
+            total = (policy - state.entropy_coefficient * entropy + kl * divergence) / batch.divisor
+            sums = sums | {'entropy': entropy, 'kl': divergence, 'tokens': tokens.mask.sum()}
+            return total, sums | {'loss': total}
+
+        def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, kl: jax.Array) -> Accumulated:
+            grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, kl)
+            grads = jax.tree.map(jnp.add, accumulated.gradients, grads)
+            return Accumulated(grads, {name: accumulated.sums[name] + value for name, value in sums.items()})
+
+        def apply(state: LearnerState, accumulated: Accumulated, knobs: Knobs) -> tuple[LearnerState, dict]:
+            steps, moments = transform.update(accumulated.gradients, state.moments, state.params)
+            params = jax.tree.map(lambda p, s: p - knobs.learning_rate * s, state.params, steps)
+            sums = dict(accumulated.sums)
+            tokens, total = jnp.maximum(sums.pop('tokens'), 1.0), sums.pop('loss')
+            means = {name: value / tokens for name, value in sums.items()}
+            moved = state.entropy_coefficient * jnp.where(
+                means['entropy'] < knobs.entropy_target, entropy_rate, 1 / entropy_rate
+            )
+            coefficient = jnp.where(
+                knobs.entropy_target < 0, state.entropy_coefficient, jnp.clip(moved, *entropy_range)
+            )
+            metrics = means | {
+                'loss': total,
+                'tokens': tokens,
+                'grad_norm': optax.tree.norm(accumulated.gradients),
+                'entropy_coefficient': coefficient,
+            }
+            return LearnerState(state.updates + 1, params, moments, coefficient, state.reference), metrics
+
+        whole, split = sharding.replicated(mesh), sharding.group_sharding(mesh)
+        batch_shardings = Batch(*(split,) * 7, divisor=whole)
+        sums_shape = Accumulated(shardings.params, whole)
+        one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
+        names = (*jax.eval_shape(objective, losses.Tokens(*(one,) * 7))[1], 'entropy', 'kl', 'tokens', 'loss')
+        self._zeros = jax.jit(
+            lambda params: Accumulated(jax.tree.map(jnp.zeros_like, params), dict.fromkeys(names, jnp.float32(0))),
+            out_shardings=sums_shape,
+        )
+        self._gradients = jax.jit(
+            gradients,
+            in_shardings=(sums_shape, shardings, batch_shardings, None),
+            out_shardings=sums_shape,
+            donate_argnums=0,
+        )
+        self._apply = jax.jit(
+            apply,
+            in_shardings=(shardings, sums_shape, None),
+            out_shardings=(shardings, whole),
+            donate_argnums=0,
+        )
+
+    def __call__(
+        self, state: LearnerState, micros: Sequence[Batch], knobs: Knobs
+    ) -> tuple[LearnerState, dict[str, jax.Array]]:
+        """One optimiser step over the sum of `micros`. `state` is donated: it must not be used again."""
+        accumulated = self._zeros(state.params)
+        for batch in micros:
+            accumulated = self._gradients(accumulated, state, batch, jnp.float32(knobs.kl))
+        return self._apply(state, accumulated, Knobs(*map(jnp.float32, knobs)))
+
+    @property
+    def compiles(self) -> int:
+        """How many batch shapes have been compiled so far."""
+        return self._gradients._cache_size()

@@ -1,0 +1,45 @@
+"""Keys and values that later tokens attend to: plain pytrees, one entry a layer."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mallm.models.config import Architecture
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of one layer.
+
+    For prompts: [G, kv_heads, P, head_dim]. For the K answers of each prompt: [G, kv_heads, K, S, head_dim].
+    """
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class Prefix(NamedTuple):
+    """Encoded prompts, shared by the K answers of each.
+
+    Attributes:
+      layers: one KeyValues a layer, [G, kv_heads, P, head_dim].
+      lengths_G: true prompt lengths; positions beyond are padding and never attended to.
+    """
+
+    layers: tuple[KeyValues, ...]
+    lengths_G: jax.Array
+
+
+def empty(arch: Architecture, groups: int, k: int, tokens: int, dtype: jnp.dtype) -> tuple[KeyValues, ...]:
+    """An empty answer cache with room for `tokens` tokens in each of `groups` x `k` answers."""
+    shape = (groups, arch.kv_heads, k, tokens, arch.head_dim)
+    return tuple(KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(arch.layers))
+
+
+def write(cache: KeyValues, new: KeyValues, at: jax.Array) -> KeyValues:
+    """The cache with `new` (one token an answer) stored at token index `at`."""
+    start = (0, 0, 0, at, 0)
+    return KeyValues(
+        jax.lax.dynamic_update_slice(cache.keys, new.keys, start),
+        jax.lax.dynamic_update_slice(cache.values, new.values, start),
+    )

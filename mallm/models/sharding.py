@@ -1,0 +1,62 @@
+"""One mesh, one table of rules; every sharding of parameters and optimiser moments is derived from the module."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = ('data', 'fsdp', 'tensor')
+
+RULES = (
+    ('groups', ('data', 'fsdp')),
+    ('vocab', 'tensor'),
+    ('embed', 'fsdp'),
+    ('heads', 'tensor'),
+    ('kv_heads', 'tensor'),
+    ('ffn', 'tensor'),
+)
+"""Logical axis -> mesh axes. A parameter axis that is not named here is kept whole on every device."""
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """A (data, fsdp, tensor) mesh over the first data * fsdp * tensor devices."""
+    wanted, found = data * fsdp * tensor, len(jax.devices())
+    if min(data, fsdp, tensor) < 1 or wanted > found:
+        raise ValueError(
+            f'mesh ({data}, {fsdp}, {tensor}) needs {wanted} devices and there are {found}; every axis must be at '
+            'least 1 and their product at most the number of devices'
+        )
+    return Mesh(np.asarray(jax.devices()[:wanted]).reshape(data, fsdp, tensor), AXES)
+
+
+def group_sharding(mesh: Mesh) -> NamedSharding:
+    """Batch arrays are split over their first axis, the groups."""
+    return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def shardings_of(abstract: Any, mesh: Mesh) -> Any:
+    """NamedShardings of a tree whose leaves carry logical axis names, as `jax.eval_shape` of an init returns it.
+
+    Raises:
+      ValueError: a mesh axis does not divide the parameter axis it would split.
+    """
+    shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract), mesh, RULES)
+    jax.tree.map(check_divides, nn.unbox(abstract), shardings)
+    return shardings
+
+
+def check_divides(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> None:
+    for size, axes in zip(leaf.shape, sharding.spec, strict=False):
+        names = (axes,) if isinstance(axes, str) else tuple(axes or ())
+        parts = int(np.prod([sharding.mesh.shape[name] for name in names]))
+        if size % parts:
+            raise ValueError(
+                f'mesh axes {names} split a parameter axis of size {size} into {parts} parts, which does not come out '
+                'even; choose a mesh whose axes divide heads * head_dim, ffn, width and vocabulary'
+            )

@@ -1,0 +1,261 @@
+"""The policy: a decoder-only Flax (linen) transformer, used functionally: `module.apply({'params': p}, ...)`.
+
+Two entry points share every weight and every line of a block:
+
+  * `encode` reads the prompts once and keeps their keys and values;
+  * `extend` continues each prompt K ways. The K answers attend to [their shared prompt | their own past].
+
+The learner scores whole answers with one `extend`; the embedded engine calls it token by token with a cache. So the
+sampler and the loss run the same forward pass, and a prompt costs the same whether it has one answer or sixty-four.
+
+Tokens are flattened to [N, D] before each projection, and attention keeps the layout [G, heads, K, ...] throughout.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from mallm.models import cache as kv
+from mallm.models.config import Architecture
+
+
+class Attended(NamedTuple):
+    """What the tokens of a block attend to beside themselves.
+
+    Attributes:
+      prefix: keys and values of the prompts, or None while the prompts themselves are read.
+      prefix_mask_GP: which prompt positions are real.
+      past: cache of the answers' earlier tokens, or None when whole answers are given at once.
+      at: index of the current token in `past`.
+    """
+
+    prefix: kv.KeyValues | None = None
+    prefix_mask_GP: jax.Array | None = None
+    past: kv.KeyValues | None = None
+    at: jax.Array | int = 0
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) * scale over the last axis, in float32. Source: Zhang and Sennrich 2019, arXiv:1910.07467."""
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    shape = (1,) * (x.ndim - 1) + scale.shape
+    return (x32 * inverse).astype(x.dtype) * scale.reshape(shape)
+
+
+def rotate(x_NHd: jax.Array, positions_N: jax.Array, theta: float) -> jax.Array:
+    """Rotary position embedding, half-split as in Llama. Source: Su et al. 2021, arXiv:2104.09864."""
+    half = x_NHd.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions_N.astype(jnp.float32)[:, None, None] * frequencies[None, None, :]
+    cos, sin = jnp.cos(angles).astype(x_NHd.dtype), jnp.sin(angles).astype(x_NHd.dtype)
+    first, second = x_NHd[..., :half], x_NHd[..., half:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def joint_attention(
+    queries: jax.Array, own: kv.KeyValues, own_mask_ST: jax.Array, prefix: kv.KeyValues | None, mask_GP: jax.Array | None
+) -> jax.Array:
+    """Softmax attention over [prefix | own] without ever copying the prefix K times.
+
+    Args:
+      queries: [G, kv_heads, K, R, S, d] with R query heads for each key head.
+      own: keys and values [G, kv_heads, K, T, d].
+      own_mask_ST: True where query s may see own token t.
+      prefix: keys and values [G, kv_heads, P, d], or None.
+      mask_GP: True at real prefix positions.
+
+    Returns:
+      [G, kv_heads, K, R, S, d].
+    """
+    G, M, K, R, S, d = queries.shape
+    T = own.keys.shape[3]
+    scaled = queries * jnp.asarray(d**-0.5, queries.dtype)
+    low = jnp.finfo(jnp.float32).min
+    rows = scaled.reshape(G, M, K, R * S, d)
+    own_scores = jnp.matmul(rows, own.keys.swapaxes(-1, -2)).astype(jnp.float32).reshape(G, M, K, R, S, T)
+    own_scores = jnp.where(own_mask_ST[None, None, None, None], own_scores, low)
+    peak = own_scores.max(-1, keepdims=True)
+    if prefix is not None:
+        P = prefix.keys.shape[2]
+        flat = scaled.reshape(G, M, K * R * S, d)
+        pre_scores = jnp.matmul(flat, prefix.keys.swapaxes(-1, -2)).astype(jnp.float32)
+        pre_scores = jnp.where(mask_GP[:, None, None, :], pre_scores, low).reshape(G, M, K, R, S, P)
+        peak = jnp.maximum(peak, pre_scores.max(-1, keepdims=True))
+    peak = jax.lax.stop_gradient(peak)
+    own_weights = jnp.exp(own_scores - peak)
+    total = own_weights.sum(-1, keepdims=True)
+    mixed = jnp.matmul(own_weights.reshape(G, M, K, R * S, T).astype(own.values.dtype), own.values)
+    mixed = mixed.reshape(G, M, K, R, S, d)
+    if prefix is not None:
+        pre_weights = jnp.exp(pre_scores - peak)
+        total = total + pre_weights.sum(-1, keepdims=True)
+        shared = jnp.matmul(pre_weights.reshape(G, M, K * R * S, P).astype(prefix.values.dtype), prefix.values)
+        mixed = mixed + shared.reshape(G, M, K, R, S, d)
+    return mixed / total.astype(mixed.dtype)
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block: attention, then a SwiGLU feed-forward layer."""
+
+    arch: Architecture
+    dtype: jnp.dtype
+
+    def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> jax.Array:
+        init = nn.initializers.normal(stddev=shape[0] ** -0.5)
+        return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32).astype(self.dtype)
+
+    def scale(self, name: str, size: int) -> jax.Array:
+        init = nn.with_logical_partitioning(nn.initializers.ones, (None,))
+        return self.param(name, init, (size,), jnp.float32).astype(self.dtype)
+
+    def bias(self, name: str, size: int, axis: str) -> jax.Array:
+        init = nn.with_logical_partitioning(nn.initializers.zeros, (axis,))
+        return self.param(name, init, (size,), jnp.float32).astype(self.dtype)
+
+    @nn.compact
+    def __call__(
+        self, x_GKSD: jax.Array, positions_GKS: jax.Array, attended: Attended
+    ) -> tuple[jax.Array, kv.KeyValues]:
+        """Returns the next residual stream and this block's keys and values [G, kv_heads, K, T, d]."""
+        G, K, S, D = x_GKSD.shape
+        x_ND = x_GKSD.reshape(G * K * S, D)
+        mixed_ND, own = self.attention(x_ND, positions_GKS, attended)
+        x_ND = x_ND + mixed_ND
+        x_ND = x_ND + self.feed_forward(x_ND)
+        return x_ND.reshape(G, K, S, D), own
+
+    def attention(
+        self, x_ND: jax.Array, positions_GKS: jax.Array, attended: Attended
+    ) -> tuple[jax.Array, kv.KeyValues]:
+        a = self.arch
+        D, H, M, d = a.width, a.heads, a.kv_heads, a.head_dim
+        G, K, S = positions_GKS.shape
+        N = G * K * S
+        normed = rms_norm(x_ND, self.scale('attention_norm', D), a.norm_eps)
+        weights = [
+            self.weight('q', (D, H * d), ('embed', 'heads')),
+            self.weight('k', (D, M * d), ('embed', 'kv_heads')),
+            self.weight('v', (D, M * d), ('embed', 'kv_heads')),
+        ]
+        qkv = normed @ jnp.concatenate(weights, axis=1)
+        if a.qkv_bias:
+            biases = [self.bias('q_bias', H * d, 'heads'), self.bias('k_bias', M * d, 'kv_heads')]
+            qkv = qkv + jnp.concatenate([*biases, self.bias('v_bias', M * d, 'kv_heads')])[None]
+        q, k, v = jnp.split(qkv.reshape(N, H + 2 * M, d), [H, H + M], axis=1)
+        if a.qk_norm:
+            q = rms_norm(q, self.scale('q_norm', d), a.norm_eps)
+            k = rms_norm(k, self.scale('k_norm', d), a.norm_eps)
+        q, k = jnp.split(rotate(jnp.concatenate([q, k], 1), positions_GKS.reshape(N), a.rope_theta), [H], axis=1)
+        queries = q.reshape(G, K, S, M, H // M, d).transpose(0, 3, 1, 4, 2, 5)
+        own = kv.KeyValues(
+            k.reshape(G, K, S, M, d).transpose(0, 3, 1, 2, 4), v.reshape(G, K, S, M, d).transpose(0, 3, 1, 2, 4)
+        )
+        if attended.past is None:
+            mask_ST = jnp.tril(jnp.ones((S, S), bool))
+        else:
+            own = kv.write(attended.past, own, attended.at)
+            mask_ST = (jnp.arange(own.keys.shape[3]) <= attended.at)[None]
+        mixed = joint_attention(queries, own, mask_ST, attended.prefix, attended.prefix_mask_GP)
+        mixed_ND = mixed.transpose(0, 2, 4, 1, 3, 5).reshape(N, H * d)
+        return mixed_ND @ self.weight('o', (H * d, D), ('heads', 'embed')), own
+
+    def feed_forward(self, x_ND: jax.Array) -> jax.Array:
+        D, F = self.arch.width, self.arch.ffn
+        normed = rms_norm(x_ND, self.scale('ffn_norm', D), self.arch.norm_eps)
+        gate_DF = self.weight('gate', (D, F), ('embed', 'ffn'))
+        up_DF = self.weight('up', (D, F), ('embed', 'ffn'))
+        gate_NF, up_NF = jnp.split(normed @ jnp.concatenate([gate_DF, up_DF], axis=1), 2, axis=1)
+        return (nn.silu(gate_NF) * up_NF) @ self.weight('down', (F, D), ('ffn', 'embed'))
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks, final norm and head. `dtype` is the compute type; parameters are float32."""
+
+    arch: Architecture
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self) -> None:
+        a = self.arch
+        table = nn.with_logical_partitioning(nn.initializers.normal(stddev=a.width**-0.5), ('vocab', 'embed'))
+        self.embedding = self.param('embedding', table, (a.vocab, a.width), jnp.float32)
+        block = nn.remat(Block) if a.remat else Block
+        self.blocks = [block(a, self.dtype, name=f'block_{i}') for i in range(a.layers)]
+        ones = nn.with_logical_partitioning(nn.initializers.ones, (None,))
+        self.final_norm = self.param('final_norm', ones, (a.width,), jnp.float32)
+        if not a.tied:
+            head = nn.with_logical_partitioning(nn.initializers.normal(stddev=a.width**-0.5), ('embed', 'vocab'))
+            self.head = self.param('head', head, (a.width, a.vocab), jnp.float32)
+
+    def run(
+        self, tokens_GKS: jax.Array, positions_GKS: jax.Array, attended: tuple[Attended, ...]
+    ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
+        x = self.embedding.astype(self.dtype)[tokens_GKS]
+        layers = []
+        for block, what in zip(self.blocks, attended, strict=True):
+            x, own = block(x, positions_GKS, what)
+            layers.append(own)
+        return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), tuple(layers)
+
+    def encode(self, tokens_GP: jax.Array, lengths_G: jax.Array) -> tuple[jax.Array, kv.Prefix]:
+        """Reads right-padded prompts.
+
+        Returns:
+          hidden_GD at each prompt's last real token (it predicts the first answer token), and the prefix.
+        """
+        G, P = tokens_GP.shape
+        positions = jnp.broadcast_to(jnp.arange(P)[None, None], (G, 1, P))
+        x, layers = self.run(tokens_GP[:, None], positions, (Attended(),) * self.arch.layers)
+        last = jnp.take_along_axis(x[:, 0], (lengths_G - 1)[:, None, None], axis=1)[:, 0]
+        return last, kv.Prefix(tuple(kv.KeyValues(c.keys[:, :, 0], c.values[:, :, 0]) for c in layers), lengths_G)
+
+    def extend(
+        self,
+        tokens_GKS: jax.Array,
+        prefix: kv.Prefix,
+        past: tuple[kv.KeyValues, ...] | None = None,
+        at: jax.Array | int = 0,
+    ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
+        """Continues each prompt K ways.
+
+        Args:
+          tokens_GKS: answer tokens; with a cache S is 1.
+          prefix: encoded prompts.
+          past: None for whole answers (causal), else the answers' cache, of which `at` tokens are filled.
+          at: index of the first given token in its answer.
+
+        Returns:
+          hidden_GKSD, where position s predicts answer token `at + s + 1`, and the keys and values.
+        """
+        G, K, S = tokens_GKS.shape
+        P = prefix.layers[0].keys.shape[2]
+        positions = prefix.lengths_G[:, None, None] + at + jnp.arange(S)[None, None]
+        mask_GP = jnp.arange(P)[None] < prefix.lengths_G[:, None]
+        attended = tuple(
+            Attended(layer, mask_GP, None if past is None else past[i], at) for i, layer in enumerate(prefix.layers)
+        )
+        return self.run(tokens_GKS, jnp.broadcast_to(positions, (G, K, S)), attended)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Float32 logits [..., V] of hidden states [..., D]."""
+        matrix = self.embedding.T if self.arch.tied else self.head
+        flat = hidden.reshape(-1, self.arch.width).astype(jnp.float32) @ matrix.astype(jnp.float32)
+        return flat.reshape(*hidden.shape[:-1], self.arch.vocab)
+
+    def score(
+        self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array
+    ) -> jax.Array:
+        """Logits_GKSV: position s holds the distribution from which answer token s was to be drawn."""
+        last_GD, prefix = self.encode(prompts_GP, lengths_G)
+        hidden, _ = self.extend(answers_GKS[:, :, :-1], prefix)
+        first = jnp.broadcast_to(last_GD[:, None, None], (*answers_GKS.shape[:2], 1, self.arch.width))
+        return self.logits(jnp.concatenate([first, hidden], axis=2))
+
+    def __call__(self, tokens_BT: jax.Array) -> jax.Array:
+        """Logits_BTV of plain rows; used to initialise parameters and to compare with other implementations."""
+        B, T = tokens_BT.shape
+        positions = jnp.broadcast_to(jnp.arange(T)[None, None], (B, 1, T))
+        x, _ = self.run(tokens_BT[:, None], positions, (Attended(),) * self.arch.layers)
+        return self.logits(x[:, 0])

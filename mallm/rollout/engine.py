@@ -1,0 +1,57 @@
+"""What every sampler offers: draw K answers to a prompt, and take new weights."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from mallm.types import Answer, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How one role's answers are drawn.
+
+    Attributes:
+      max_tokens: longest answer in tokens, the end token included.
+      temperature: divides the logits; 0 takes the most likely token.
+      top_p: keep the smallest set of tokens whose probability reaches this.
+      top_k: keep this many of the most likely tokens; 0 keeps all.
+    """
+
+    max_tokens: int = 12
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f'max_tokens={self.max_tokens}: an answer needs at least one token; use 1 or more')
+        if self.temperature < 0:
+            raise ValueError(f'temperature={self.temperature}: must be 0 (greedy) or positive')
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f'top_p={self.top_p}: must be in (0, 1]; 1 keeps every token')
+        if self.top_k < 0:
+            raise ValueError(f'top_k={self.top_k}: must be 0 (keep all) or a positive count')
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens cannot be drawn at all."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+class Engine(Protocol):
+    """A sampler of one or more policies. Implementations share no base class."""
+
+    async def sample(
+        self, policy: str, prompt: Prompt, path: tuple[int, ...], k: int, params: SamplingParams
+    ) -> tuple[Answer, ...]:
+        """K answers to one prompt. Answer j is drawn with the key of place `(*path, j)`."""
+        ...
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Replaces one policy's weights; every later answer carries `version`."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Counters since the last call, e.g. tokens, seconds, compiles."""
+        ...

@@ -1,0 +1,246 @@
+"""The embedded engine: jitted prefill and KV-cached decode, batched over everything that waits.
+
+Requests come from many environments at once. They gather until no coroutine has anything to add, then run as a few
+batches of bucketed shape. A prompt is encoded once for its K answers. Row randomness comes from `rng.keys_for`, so a
+request draws the same answers whatever it is batched with.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mallm import rng
+from mallm.errors import EngineError
+from mallm.models import cache
+from mallm.models.transformer import Transformer
+from mallm.rollout.chat import Tokenizer
+from mallm.rollout.engine import SamplingParams
+from mallm.types import Answer, Prompt
+
+ROWS = (8, 32, 128)
+"""Prompts in a batch are padded up to one of these; more prompts than the last run as several batches."""
+
+
+def bucket_tokens(length: int) -> int:
+    """Padded prompt length: a multiple of 16, so that a few shapes serve every prompt."""
+    return -(-length // 16) * 16
+
+
+def keep_mask(logits_V: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Array:
+    """True for tokens that top-k and then nucleus (top-p) filtering leave; at least the most likely one."""
+    order = jnp.argsort(-logits_V)
+    probs = jax.nn.softmax(logits_V[order])
+    rank = jnp.arange(logits_V.shape[-1])
+    within_k = (top_k <= 0) | (rank < top_k)
+    probs = jnp.where(within_k, probs, 0.0)
+    probs = probs / probs.sum()
+    kept = within_k & ((jnp.cumsum(probs) - probs) < top_p)
+    return jnp.zeros_like(kept).at[order].set(kept)
+
+
+def draw(
+    logits_NV: jax.Array, keys_N: jax.Array, temperature_N: jax.Array, filters: tuple[jax.Array, jax.Array] | None
+) -> tuple[jax.Array, jax.Array]:
+    """One token a row and its log-probability (nats) under the distribution it is drawn from.
+
+    At temperature 0 that distribution is a point mass on the most likely token, so the log-probability is 0.
+    `filters` holds top_p and top_k of each row, or is None when no row uses them.
+    """
+    greedy_N = temperature_N == 0
+    tempered = logits_NV / jnp.where(greedy_N, 1.0, temperature_N)[:, None]
+    if filters is not None:
+        tempered = jnp.where(jax.vmap(keep_mask)(tempered, *filters), tempered, -jnp.inf)
+    logp_NV = jax.nn.log_softmax(tempered, axis=-1)
+    drawn_N = jax.vmap(jax.random.categorical)(keys_N, tempered)
+    token_N = jnp.where(greedy_N, logits_NV.argmax(-1), drawn_N).astype(jnp.int32)
+    logp_N = jnp.take_along_axis(logp_NV, token_N[:, None], axis=1)[:, 0]
+    return token_N, jnp.where(greedy_N, 0.0, logp_N)
+
+
+@functools.partial(jax.jit, static_argnames=('module', 'k', 'limit', 'end', 'filtered'))
+def generate(
+    params: Any,
+    prompts_GP: jax.Array,
+    lengths_G: jax.Array,
+    paths_GI: jax.Array,
+    root: jax.Array,
+    knobs_G3: jax.Array,
+    *,
+    module: Transformer,
+    k: int,
+    limit: int,
+    end: int,
+    filtered: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """K answers to each prompt: ids_GKS, log-probs_GKS (nats) and lengths_GK, the end token counted.
+
+    `knobs_G3` holds temperature, top_p and top_k of each prompt. Token t of answer j of the prompt at path p is drawn
+    with `key_for(root, *p, j, t)`. Decoding stops as soon as every row has ended. Rows of length 0 are padding.
+    """
+    G = prompts_GP.shape[0]
+    variables = {'params': params}
+    keys_N = jax.vmap(lambda key: jax.vmap(lambda j: jax.random.fold_in(key, j))(jnp.arange(k)))(
+        rng.keys_for(root, paths_GI)
+    ).reshape(G * k)
+    temperature_N, top_p_N, top_k_N = (jnp.repeat(knob_G, k) for knob_G in knobs_G3.T)
+    filters = (top_p_N, top_k_N) if filtered else None
+    padding_N = jnp.repeat(lengths_G == 0, k)
+
+    def step(hidden: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits_NV = module.apply(variables, hidden, method=Transformer.logits)
+        return draw(logits_NV, jax.vmap(lambda key: jax.random.fold_in(key, t))(keys_N), temperature_N, filters)
+
+    last_GD, prefix = module.apply(
+        variables, prompts_GP, jnp.maximum(lengths_G, 1), method=Transformer.encode
+    )
+    token_N, logp_N = step(jnp.repeat(last_GD, k, axis=0), jnp.int32(0))
+    ids_NS = jnp.zeros((G * k, limit), jnp.int32).at[:, 0].set(token_N)
+    logps_NS = jnp.zeros((G * k, limit), jnp.float32).at[:, 0].set(logp_N)
+    past = cache.empty(module.arch, G, k, limit, module.dtype)
+
+    def unfinished(state: tuple) -> jax.Array:
+        t, *_, done_N, _ = state
+        return (t < limit) & ~done_N.all()
+
+    def decode(state: tuple) -> tuple:
+        t, ids_NS, logps_NS, lengths_N, done_N, past = state
+        token_N = jax.lax.dynamic_index_in_dim(ids_NS, t - 1, axis=1, keepdims=False)
+        hidden, past = module.apply(
+            variables, token_N.reshape(G, k, 1), prefix, past, t - 1, method=Transformer.extend
+        )
+        new_N, logp_N = step(hidden.reshape(G * k, -1), t)
+        new_N, logp_N = jnp.where(done_N, 0, new_N), jnp.where(done_N, 0.0, logp_N)
+        ids_NS = jax.lax.dynamic_update_slice(ids_NS, new_N[:, None], (0, t))
+        logps_NS = jax.lax.dynamic_update_slice(logps_NS, logp_N[:, None], (0, t))
+        return t + 1, ids_NS, logps_NS, lengths_N + ~done_N, done_N | (new_N == end), past
+
+    start = (jnp.int32(1), ids_NS, logps_NS, jnp.ones(G * k, jnp.int32), (token_N == end) | padding_N, past)
+    _, ids_NS, logps_NS, lengths_N, _, _ = jax.lax.while_loop(unfinished, decode, start)
+    return ids_NS.reshape(G, k, limit), logps_NS.reshape(G, k, limit), lengths_N.reshape(G, k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One waiting prompt."""
+
+    policy: str
+    prompt: Prompt
+    path: tuple[int, ...]
+    k: int
+    params: SamplingParams
+    reply: 'asyncio.Future[tuple[Answer, ...]]'
+
+    @property
+    def shape(self) -> tuple:
+        """Requests of equal shape may share a batch."""
+        return (self.policy, bucket_tokens(len(self.prompt.ids)), self.k, self.params.max_tokens, len(self.path),
+                self.params.truncates)  # fmt: skip
+
+
+class JaxEngine:
+    """Samples any number of policies of one architecture inside this process."""
+
+    def __init__(self, module: Transformer, tokenizer: Tokenizer, root: jax.Array) -> None:
+        self._module = module
+        self._tokenizer = tokenizer
+        self._root = root
+        self._weights: dict[str, tuple[Any, int]] = {}
+        self._waiting: list[Request] = []
+        self._drain: asyncio.Task[None] | None = None
+        self._counts: Counter[str] = Counter()
+        self._shapes: set[tuple] = set()
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        self._weights[policy] = (weights, version)
+
+    def metrics(self) -> Mapping[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return {
+            'tokens_sampled': counts['tokens'],
+            'prompts': counts['prompts'],
+            'batches': counts['batches'],
+            'seconds/sample': counts['nanoseconds'] / 1e9,
+            'compiles/sample': len(self._shapes),
+        }
+
+    async def sample(
+        self, policy: str, prompt: Prompt, path: tuple[int, ...], k: int, params: SamplingParams
+    ) -> tuple[Answer, ...]:
+        if policy not in self._weights:
+            raise EngineError(f'policy {policy!r} has no weights here; loaded: {sorted(self._weights)}')
+        if not prompt.ids:
+            raise EngineError(f'the prompt of role {prompt.role!r} is empty: it needs at least one token')
+        reply = asyncio.get_running_loop().create_future()
+        self._waiting.append(Request(policy, prompt, path, k, params, reply))
+        if self._drain is None or self._drain.done():
+            self._drain = asyncio.create_task(self._run_when_quiet())
+        return await reply
+
+    async def _run_when_quiet(self) -> None:
+        """Waits until a turn of the event loop adds no request, then answers all that wait."""
+        seen = -1
+        while seen != len(self._waiting):
+            seen = len(self._waiting)
+            await asyncio.sleep(0)
+        waiting, self._waiting = self._waiting, []
+        by_shape: dict[tuple, list[Request]] = {}
+        for request in waiting:
+            by_shape.setdefault(request.shape, []).append(request)
+        for requests in by_shape.values():
+            for start in range(0, len(requests), ROWS[-1]):
+                self._answer(requests[start : start + ROWS[-1]])
+
+    def _answer(self, requests: Sequence[Request]) -> None:
+        try:
+            answers = self._generate(requests)
+        except (RuntimeError, ValueError, TypeError) as cause:
+            for request in requests:
+                if not request.reply.done():
+                    request.reply.set_exception(EngineError(f'sampling failed: {cause}'))
+            return
+        for request, answer in zip(requests, answers, strict=True):
+            if not request.reply.done():
+                request.reply.set_result(answer)
+
+    def _generate(self, requests: Sequence[Request]) -> list[tuple[Answer, ...]]:
+        started = time.perf_counter_ns()
+        first = requests[0]
+        weights, version = self._weights[first.policy]
+        rows = next(size for size in ROWS if size >= len(requests))
+        prompts = np.zeros((rows, bucket_tokens(len(first.prompt.ids))), np.int32)
+        lengths, paths = np.zeros(rows, np.int32), np.zeros((rows, len(first.path)), np.int32)
+        knobs = np.tile(np.float32([1, 1, 0]), (rows, 1))
+        for i, request in enumerate(requests):
+            ids, p = request.prompt.ids, request.params
+            prompts[i, : len(ids)], lengths[i], paths[i] = ids, len(ids), request.path
+            knobs[i] = p.temperature, p.top_p, p.top_k
+        limit = first.params.max_tokens
+        self._shapes.add((rows, *first.shape[1:]))
+        ids, logps, ends = jax.device_get(
+            generate(
+                weights, prompts, lengths, paths, self._root, knobs, module=self._module, k=first.k, limit=limit,
+                end=self._tokenizer.end, filtered=first.params.truncates,
+            )
+        )  # fmt: skip
+        answers = [
+            tuple(self._answer_of(ids[i, j, : ends[i, j]], logps[i, j], version) for j in range(first.k))
+            for i in range(len(requests))
+        ]
+        self._counts['tokens'] += int(ends[: len(requests)].sum())
+        self._counts['prompts'] += len(requests)
+        self._counts['batches'] += 1
+        self._counts['nanoseconds'] += time.perf_counter_ns() - started
+        return answers
+
+    def _answer_of(self, ids: np.ndarray, logps: np.ndarray, version: int) -> Answer:
+        kept = ids.tolist()
+        finish = 'stop' if kept[-1] == self._tokenizer.end else 'length'
+        return Answer(tuple(kept), tuple(logps[: len(kept)].tolist()), self._tokenizer.decode(kept), finish, version)

@@ -1,0 +1,154 @@
+"""The tree sampler of AT-GRPO: branch K ways at every role of every turn, keep the best, go on from there.
+
+Source: arXiv 2510.11062, algorithm 1. `expand` is its central step. `play_parallel` is the plain alternative without a
+tree: K independent trajectories of one environment, one answer at each place.
+"""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from mallm import rng
+from mallm.envs.base import World
+from mallm.errors import EpisodeError, WorldError, boundary
+from mallm.rollout.chat import Tokenizer, prompt_for
+from mallm.rollout.engine import Engine, SamplingParams
+from mallm.types import Answer, Candidate, Group, GroupKey, Prompt, Trajectory, Turn
+
+Choose = Callable[[Sequence[float], random.Random], int]
+
+
+def greedy(totals: Sequence[float], draw: random.Random) -> int:
+    """The best-scoring candidate; ties are broken by a seeded draw."""
+    best = max(totals)
+    return draw.choice([i for i, total in enumerate(totals) if total == best])
+
+
+def sampled(totals: Sequence[float], draw: random.Random) -> int:
+    """Any candidate, whatever it scored (ablation)."""
+    return draw.randrange(len(totals))
+
+
+def first(totals: Sequence[float], draw: random.Random) -> int:
+    """Always the first candidate (ablation)."""
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """How episodes are played.
+
+    Attributes:
+      k: candidates at each branching point, or trajectories of each environment in parallel mode.
+      turns: most turns of an episode.
+      alpha: weight of the team reward in a candidate's total (paper: 1).
+      choose: which candidate of a group is executed.
+      roles: sampling parameters of each role.
+    """
+
+    k: int
+    turns: int
+    alpha: float
+    choose: Choose
+    roles: Mapping[str, SamplingParams]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in the run an episode is: the address from which all its randomness follows."""
+
+    seed: int
+    stream: int
+    step: int
+    env: int
+    sibling: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What playing needs beside the world: the sampler's settings, an engine, a tokenizer, and who plays whom."""
+
+    sampler: Sampler
+    engine: Engine
+    tokenizer: Tokenizer
+    cast: Mapping[str, str]
+
+
+def expand(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Candidate], list[World]]:
+    """Acts out every answer on the same world. Candidate i leads to world i."""
+    branches = [world.act(role, answer.text) for answer in answers]
+    return [Candidate(a, reward) for a, (_, reward) in zip(answers, branches, strict=True)], [w for w, _ in branches]
+
+
+async def play_role(world: World, role: str, turn: int, place: Place, stage: Stage, k: int) -> tuple[Group, World]:
+    """One branching point: draw K answers to one prompt, score them all, execute one."""
+    policy, sampler = stage.cast[role], stage.sampler
+    with boundary(WorldError, f'observing as {role!r} in turn {turn}'):
+        prompt: Prompt = prompt_for(role, world.observe(role), stage.tokenizer)
+    path = (place.stream, place.step, place.env, place.sibling, turn, rng.number_of(role))
+    answers = await stage.engine.sample(policy, prompt, path, k, sampler.roles[role])
+    with boundary(WorldError, f'acting as {role!r} in turn {turn}'):
+        candidates, worlds = expand(world, role, answers)
+        for candidate in candidates:
+            if not candidate.reward.is_finite():
+                raise WorldError(f'{role!r} in turn {turn} earned {candidate.reward}: rewards must be finite numbers')
+    totals = [candidate.reward.total(sampler.alpha) for candidate in candidates]
+    chosen = sampler.choose(totals, random.Random(rng.seed_for(place.seed, *path)))
+    key = GroupKey(place.step, place.env, place.sibling, turn, role)
+    return Group(key, policy, prompt, tuple(candidates), chosen), worlds[chosen]
+
+
+async def play_turn(world: World, turn: int, place: Place, stage: Stage, k: int) -> tuple[Turn, World]:
+    """Every role acts once, in order; each sees what the earlier ones of this turn were chosen to write."""
+    groups = []
+    for role in world.order:
+        group, world = await play_role(world, role, turn, place, stage, k)
+        groups.append(group)
+    return Turn(tuple(groups)), world
+
+
+async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
+    """One episode. A failure ends it with `fault` set; what was played so far is kept for inspection only."""
+    turns: list[Turn] = []
+    frames = [world.render()]
+    fault = None
+    try:
+        while len(turns) < stage.sampler.turns and not world.over:
+            turn, world = await play_turn(world, len(turns), place, stage, k)
+            turns.append(turn)
+            frames.append(world.render())
+    except EpisodeError as error:
+        fault = f'{error.kind}: {error}'
+    value = sum(executed_total(group, stage.sampler.alpha) for turn in turns for group in turn.groups[-1:])
+    solved = fault is None and world.solved
+    return Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault)
+
+
+def executed_total(group: Group, alpha: float) -> float:
+    """What the executed candidate of a group earned."""
+    return group.candidates[group.chosen].reward.total(alpha)
+
+
+async def play_tree(worlds: Sequence[World], place: Place, stage: Stage) -> list[Trajectory]:
+    """All environments at once, K candidates at each branching point (AT-GRPO)."""
+    places = [dataclasses.replace(place, env=place.env + i) for i in range(len(worlds))]
+    return list(
+        await asyncio.gather(*(play(w, p, stage, stage.sampler.k) for w, p in zip(worlds, places, strict=True)))
+    )
+
+
+async def play_parallel(worlds: Sequence[World], place: Place, stage: Stage) -> list[Trajectory]:
+    """All environments at once, K independent trajectories of each and no branching."""
+    episodes = [
+        play(world, dataclasses.replace(place, env=place.env + i, sibling=j), stage, 1)
+        for i, world in enumerate(worlds)
+        for j in range(stage.sampler.k)
+    ]
+    return list(await asyncio.gather(*episodes))
+
+
+async def play_single(worlds: Sequence[World], place: Place, stage: Stage) -> list[Trajectory]:
+    """All environments at once, one path of one answer each: evaluation."""
+    places = [dataclasses.replace(place, env=place.env + i) for i in range(len(worlds))]
+    return list(await asyncio.gather(*(play(w, p, stage, 1) for w, p in zip(worlds, places, strict=True))))

@@ -1,0 +1,406 @@
+"""The one place where everything meets: play, credit, route, pack, learn, load, log, evaluate, save."""
+
+import asyncio
+import dataclasses
+import pathlib
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from mallm import rng
+from mallm.algo import Algorithm, losses
+from mallm.config import describe
+from mallm.envs import sokoban_task
+from mallm.errors import EpisodeError
+from mallm.evaluate import Evaluation, evaluate, mean, replay_of
+from mallm.experiment import Experiment
+from mallm.io.checkpoint import Checkpoints
+from mallm.io.log import Sink
+from mallm.io.report import write_report
+from mallm.learn.pack import demonstration, pack, rows_of
+from mallm.learn.pool import Pool
+from mallm.learn.route import dead_shares, route
+from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
+from mallm.learn.update import Knobs, Updater
+from mallm.models.sharding import make_mesh
+from mallm.models.transformer import Transformer
+from mallm.rollout import tree
+from mallm.rollout.chat import TinyTokenizer, prompt_for
+from mallm.rollout.jax_engine import JaxEngine
+from mallm.types import Credited, Trajectory
+
+
+class TooManyFaultsError(RuntimeError):
+    """More episodes of a step failed than `sampling.max_fault_share` allows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The living parts of an experiment. Pools, engine, sink and checkpoints are the only stateful objects."""
+
+    experiment: Experiment
+    algorithm: Algorithm
+    tokenizer: TinyTokenizer
+    engine: JaxEngine
+    pools: Mapping[str, Pool]
+    shardings: LearnerState
+    updater: Updater
+    cloner: Updater
+    sink: Sink
+    checkpoints: Checkpoints
+    folder: pathlib.Path
+
+    def stage(self, cast: Mapping[str, str], temperature: float | None = None) -> tree.Stage:
+        return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
+
+
+def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Run:
+    """Makes every part. Parameters of each pool are born sharded, from a key of their own."""
+    tokenizer = TinyTokenizer()
+    module = Transformer(experiment.model.architecture(len(tokenizer)))
+    mesh = make_mesh(*experiment.model.mesh)
+    root = jax.random.key(experiment.seed)
+    algorithm, learning = experiment.algorithm.build(), experiment.learning
+    transform = optimiser(clip=learning.clip, b1=learning.b1, b2=learning.b2, weight_decay=learning.weight_decay)
+    pools = {}
+    for name in sorted(set(experiment.pools.values())):
+        state, shardings = make_state(
+            rng.key_for(root, rng.INIT, rng.number_of(name)),
+            module=module,
+            transform=transform,
+            mesh=mesh,
+            entropy_coefficient=experiment.algorithm.entropy,
+            keeps_reference=experiment.algorithm.kl > 0,
+        )
+        pools[name] = Pool(name, state)
+    make_updater = lambda objective: Updater(  # noqa: E731
+        module=module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
+        entropy_range=experiment.algorithm.entropy_range,
+    )  # fmt: skip
+    run = Run(
+        experiment,
+        algorithm,
+        tokenizer,
+        JaxEngine(module, tokenizer, root),
+        pools,
+        shardings,
+        make_updater(algorithm.objective),
+        make_updater(losses.reinforce),
+        Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at),
+        Checkpoints(folder),
+        folder,
+    )
+    load(run, 0)
+    return run
+
+
+def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any]:
+    """Runs an experiment from its warm start (or its newest checkpoint) to its summary, which it returns."""
+    folder = pathlib.Path(experiment.runs) / resume if resume else new_folder(experiment)
+    at = newest(folder) if resume else None
+    run = build(experiment, folder, at)
+    clock = Clock.start()
+    with run.sink:
+        if at is None:
+            warm_start(run)
+            before = report(run, 'before')
+            minutes, cpu = clock.read()
+            first, progress = 0, {'before': before, 'cpu_minutes': cpu, 'minutes': minutes}
+        else:
+            first, progress = restore(run, at)
+        loop_clock = Clock.start(progress['minutes'], progress['cpu_minutes'])
+        step = first
+        while step < experiment.steps and not spent(experiment, loop_clock):
+            train_step(run, step, share_done(experiment, step, loop_clock))
+            step += 1
+            if experiment.evaluation.every and step % experiment.evaluation.every == 0:
+                watch(run, step)
+            if step % experiment.save_every == 0 or step == experiment.steps:
+                minutes, cpu = loop_clock.read()
+                save(run, step, progress | {'minutes': minutes, 'cpu_minutes': cpu})
+        after = report(run, 'after')
+        minutes, cpu = loop_clock.read()
+        summary = summarise(run, progress['before'], after, minutes=minutes, cpu_minutes=cpu)
+        run.sink.summary(summary)
+    write_report(folder)
+    run.checkpoints.close()
+    return summary
+
+
+def train_step(run: Run, step: int, done: float) -> None:
+    """One training step: the loop of the whole project."""
+    experiment = run.experiment
+    started = time.perf_counter()
+    cast = run.algorithm.cast(step, experiment.pools)
+    played = play(run, step, cast)
+    sound = [trajectory for trajectory in played if trajectory.fault is None]
+    refuse_too_many_faults(experiment, played, sound)
+    played_at = time.perf_counter()
+    credited = run.algorithm.credit(sound)
+    learning_roles = run.algorithm.schedule(step, experiment.task.team)
+    temperatures = dict.fromkeys(experiment.task.team, experiment.sampling.temperature)
+    for pool, live in sorted(route(credited, learning_roles).items()):
+        seed = rng.seed_for(experiment.seed, rng.SHUFFLE, step, rng.number_of(pool))
+        steps = pack(rows_of(live, temperatures), experiment.packing(), seed)
+        run.sink.write(f'update/{pool}', step, run.pools[pool].learn(run.updater, steps, knobs(experiment, step, done)))
+    load(run, step + 1)
+    timing = {'seconds/play': played_at - started, 'seconds/learn': time.perf_counter() - played_at}
+    run.sink.write('rollout', step, rollout_metrics(run, played, sound, credited) | timing)
+
+
+def play(run: Run, step: int, cast: Mapping[str, str]) -> list[Trajectory]:
+    """Plays the step's share of environments, all at once."""
+    experiment = run.experiment
+    worlds = [
+        experiment.task.train(rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40))
+        for env in range(experiment.sampling.envs)
+    ]
+    sample = {'tree': tree.play_tree, 'parallel': tree.play_parallel}[experiment.sampling.mode]
+    place = tree.Place(experiment.seed, rng.TRAIN, step, env=0)
+    return asyncio.run(sample(worlds, place, run.stage(cast)))
+
+
+def refuse_too_many_faults(
+    experiment: Experiment, played: Sequence[Trajectory], sound: Sequence[Trajectory]
+) -> None:
+    faults = [trajectory.fault for trajectory in played if trajectory.fault is not None]
+    if len(faults) > experiment.sampling.max_fault_share * len(played) or not sound:
+        raise TooManyFaultsError(
+            f'{len(faults)} of {len(played)} episodes failed (limit {experiment.sampling.max_fault_share:.0%}); the '
+            f'first: {faults[0]}'
+        )
+
+
+def load(run: Run, version: int) -> None:
+    """The engine samples from what the learner holds now."""
+    for name, pool in run.pools.items():
+        run.engine.load(name, pool.state.params, version)
+
+
+def share_done(experiment: Experiment, step: int, clock: 'Clock') -> float:
+    """How far the run is, 0 to 1: by steps, or by processor time where that is the budget."""
+    if experiment.cpu_minutes:
+        return min(1.0, clock.read()[1] / experiment.cpu_minutes)
+    return step / max(1, experiment.steps)
+
+
+def spent(experiment: Experiment, clock: 'Clock') -> bool:
+    return bool(experiment.cpu_minutes) and clock.read()[1] >= experiment.cpu_minutes
+
+
+def knobs(experiment: Experiment, step: int, done: float) -> Knobs:
+    """Learning rate and entropy target, linear in the share of the run that is done."""
+    (high, low), (first, last) = experiment.learning.rate, experiment.algorithm.entropy_target
+    rise = min(1.0, (step + 1) / (experiment.learning.warmup + 1))
+    return Knobs(rise * (high + (low - high) * done), experiment.algorithm.kl, first + (last - first) * done)
+
+
+def rollout_metrics(
+    run: Run, played: Sequence[Trajectory], sound: Sequence[Trajectory], credited: Sequence[Credited]
+) -> dict[str, float]:
+    """What a step's episodes say, by role where that makes sense."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    terms: dict[str, list[float]] = defaultdict(list)
+    truncated: dict[str, list[float]] = defaultdict(list)
+    lengths: dict[str, list[float]] = defaultdict(list)
+    faults: dict[str, int] = defaultdict(int)
+    for item in credited:
+        role = item.group.key.role
+        for candidate in item.group.candidates:
+            rewards[role].append(candidate.reward.total(run.experiment.algorithm.alpha))
+            truncated[role].append(candidate.answer.finish == 'length')
+            lengths[role].append(len(candidate.answer.ids))
+            for name, value in candidate.reward.terms:
+                terms[f'{role}/{name}'].append(value)
+    for trajectory in played:
+        if trajectory.fault is not None:
+            faults[trajectory.fault.split(':')[0]] += 1
+    engine = run.engine.metrics()
+    return {
+        **{f'reward/{role}': mean(values) for role, values in rewards.items()},
+        **{f'terms/{name}': mean(values) for name, values in terms.items()},
+        **{f'truncated/{role}': mean(values) for role, values in truncated.items()},
+        **{f'tokens/{role}': mean(values) for role, values in lengths.items()},
+        **{f'dead_groups/{role}': share for role, share in dead_shares(credited).items()},
+        **{f'faults/{kind}': float(count) for kind, count in faults.items()},
+        **engine,
+        'faults': 1 - len(sound) / len(played),
+        'groups': float(len(credited)),
+        'solved_tree': mean([trajectory.solved for trajectory in sound]),
+        'turns': mean([len(trajectory.turns) for trajectory in sound]),
+        'tokens_per_s': engine['tokens_sampled'] / max(1e-9, engine['seconds/sample']),
+        'compiles': engine['compiles/sample'] + run.updater.compiles,
+    }
+
+
+def warm_start(run: Run) -> None:
+    """Supervised training of every role from demonstrations that need no solver: a weak beginner, not an expert."""
+    settings = run.experiment.warm_start
+    seeds = iter(range(1 << 60))
+    for step in range(settings.steps):
+        done = step / max(1, settings.steps)
+        for pool in sorted(run.pools):
+            rows = []
+            while len(rows) < settings.rows:
+                seed = rng.seed_for(run.experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
+                rows += [
+                    demonstration(
+                        prompt_for(d.role, d.messages, run.tokenizer),
+                        (*run.tokenizer.encode(d.text), run.tokenizer.end)[: run.experiment.sampling.max_tokens],
+                    )
+                    for d in run.experiment.task.demonstrations(seed)
+                    if run.experiment.pools[d.role] == pool
+                ]
+            packing = dataclasses.replace(run.experiment.packing(), step_groups=0)
+            learned = run.pools[pool].learn(run.cloner, pack(rows, packing, step), Knobs(settings.rate * (1 - done)))
+            run.sink.write('warm_start', step, {f'loss/{pool}': learned['loss'], f'entropy/{pool}': learned['entropy']})
+    for pool in run.pools.values():
+        fresh = run.experiment.algorithm.entropy
+        state = pool.state.replace(
+            updates=pool.state.updates * 0,
+            moments=jax.tree.map(lambda m: m * 0, pool.state.moments),
+            entropy_coefficient=pool.state.entropy_coefficient * 0 + fresh,
+        )
+        pool.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
+    load(run, 0)
+
+
+def watch(run: Run, step: int) -> None:
+    """Greedy success on the held-out and strict splits that may be looked at while training."""
+    boards = run.experiment.evaluation.boards
+    easy = examine(run, sokoban_task.HELD_OUT, step, boards, 0.0)
+    strict = examine(run, sokoban_task.STRICT, step, boards, 0.0)
+    run.sink.write(
+        'eval', step, {'success': easy.success, 'strict': strict.success, 'turns_to_solve': easy.turns_to_solve}
+    )
+
+
+def examine(run: Run, split: int, step: int, boards: int, temperature: float) -> Evaluation:
+    """One evaluation of the present policies on the first `boards` boards of a split."""
+    task = run.experiment.task
+    worlds = [task.test(split, i) for i in range(boards)]
+    difficulty = [task.difficulty(world) for world in worlds]
+    stage = run.stage(run.experiment.pools, temperature)
+    return evaluate(worlds, difficulty, stage, seed=run.experiment.seed, step=step, split=split >> 40)
+
+
+def report(run: Run, when: str) -> dict[str, Any]:
+    """Success on the reported splits, greedy and at temperature 1, and replays of the first boards."""
+    settings = run.experiment.evaluation
+    splits = {'final': (sokoban_task.FINAL, sokoban_task.FINAL_STRICT),
+              'held_out': (sokoban_task.HELD_OUT, sokoban_task.STRICT)}[settings.split]  # fmt: skip
+    result: dict[str, Any] = {}
+    step = {'before': 0, 'after': run.experiment.steps}[when]
+    for name, split in zip(('success', 'strict'), splits, strict=True):
+        for suffix, temperature in (('', 0.0), ('_t1', 1.0)):
+            outcome = examine(run, split, step, settings.report_boards, temperature)
+            result[name + suffix] = outcome.success
+            if not suffix:
+                result[f'{name}_by_optimal'] = {str(k): v for k, v in outcome.by_difficulty().items()}
+                if name == 'success':
+                    pairs = zip(outcome.trajectories, outcome.difficulty, strict=True)
+                    run.sink.replays(when, [replay_of(t, d) for t, d in list(pairs)[: settings.replays]])
+    return result
+
+
+def summarise(
+    run: Run, before: Mapping[str, Any], after: Mapping[str, Any], *, minutes: float, cpu_minutes: float
+) -> dict[str, Any]:
+    """The one JSON line that every experiment ends with. Shares are of 1, greedy unless marked `_t1`."""
+    experiment = run.experiment
+    settings = experiment.evaluation
+    split = {'final': sokoban_task.FINAL, 'held_out': sokoban_task.HELD_OUT}[settings.split]
+    floor = [
+        experiment.task.random_mover(experiment.task.test(split, i), experiment.sampling.turns, i)
+        for i in range(settings.report_boards)
+    ]
+    names = ('success', 'strict', 'success_t1', 'strict_t1')
+    return {
+        'run': run.folder.name,
+        'seed': experiment.seed,
+        'commit': commit(),
+        'minutes': round(minutes, 2),
+        'cpu_minutes': round(cpu_minutes, 2),
+        **{f'{n.removesuffix("_t1")}_before{n[len(n.removesuffix("_t1")):]}': round(before[n], 4) for n in names},
+        **{f'{n.removesuffix("_t1")}_after{n[len(n.removesuffix("_t1")):]}': round(after[n], 4) for n in names},
+        'random_mover': round(mean(floor), 4),
+        'by_optimal_before': before['success_by_optimal'],
+        'by_optimal_after': after['success_by_optimal'],
+        'strict_by_optimal_after': after['strict_by_optimal'],
+        'split': settings.split,
+        'boards': settings.report_boards,
+        'reward': experiment.task.reward,
+    }
+
+
+def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
+    """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
+    run.checkpoints.save(step, {name: savable(pool.state) for name, pool in run.pools.items()}, dict(progress))
+
+
+def savable(state: LearnerState) -> dict[str, Any]:
+    parts = {name: vars(state)[name] for name in ('updates', 'params', 'moments', 'entropy_coefficient', 'reference')}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
+    """Puts a checkpoint into the pools, on whatever mesh this run has."""
+    like = {name: savable(pool.state) for name, pool in run.pools.items()}
+    arrays, progress = run.checkpoints.restore(step, like)
+    for name, pool in run.pools.items():
+        pool.state = pool.state.replace(**arrays[name])
+    load(run, step)
+    return step, progress
+
+
+def new_folder(experiment: Experiment) -> pathlib.Path:
+    """A run folder that does not exist yet: the name and seed, numbered when they were used before."""
+    base = pathlib.Path(experiment.runs) / experiment.folder_name
+    numbered = (base.with_name(f'{base.name}.{i}') for i in range(2, 10_000))
+    return base if not base.exists() else next(path for path in numbered if not path.exists())
+
+
+def newest(folder: pathlib.Path) -> int:
+    """The newest sound checkpoint of a run."""
+    if not folder.is_dir():
+        known = sorted(path.name for path in folder.parent.glob('*')) if folder.parent.is_dir() else []
+        raise FileNotFoundError(f'no run {folder}; there are {known}')
+    at = Checkpoints(folder).latest()
+    if at is None:
+        raise FileNotFoundError(f'{folder} has no whole checkpoint to resume from; start it again without --resume')
+    return at
+
+
+def commit() -> str:
+    """The commit this code is at, with '+' when files were changed since; 'unknown' outside a repository."""
+    here = pathlib.Path(__file__).parent
+    described = subprocess.run(
+        ['git', 'describe', '--always', '--dirty=+'], cwd=here, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or 'unknown'
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """Wall and processor minutes since a start, on top of what earlier sittings of the run used."""
+
+    wall: float
+    cpu: float
+    minutes: float
+    cpu_minutes: float
+
+    @staticmethod
+    def start(minutes: float = 0.0, cpu_minutes: float = 0.0) -> 'Clock':
+        return Clock(time.monotonic(), time.process_time(), minutes, cpu_minutes)
+
+    def read(self) -> tuple[float, float]:
+        return (
+            self.minutes + (time.monotonic() - self.wall) / 60,
+            self.cpu_minutes + (time.process_time() - self.cpu) / 60,
+        )

@@ -1,0 +1,26 @@
+"""Packaging of mallm. The runtime needs are listed in requirements.txt, and only there."""
+
+import pathlib
+
+import setuptools
+
+requirements = pathlib.Path(__file__).with_name('requirements.txt').read_text().split('\n')
+
+setuptools.setup(
+    name='mallm',
+    version='0.1.0',
+    description='Trains teams of LLM agents with on-policy multi-agent RL in JAX',
+    license='Apache-2.0',
+    python_requires='>=3.11',
+    packages=setuptools.find_packages(include=['mallm', 'mallm.*']),
+    install_requires=[line for line in requirements if line and not line.startswith('#')],
+    extras_require={
+        'dev': [
+            'hypothesis>=6.100,<7',
+            'mypy>=1.18,<3',
+            'pytest>=8.4,<10',
+            'pytest-xdist>=3.6,<4',
+            'ruff>=0.14,<0.18',
+        ],
+    },
+)
