@@ -2,8 +2,6 @@
 
 import ctypes
 import dataclasses
-import json
-import pathlib
 import sys
 from typing import Annotated
 

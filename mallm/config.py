@@ -1,4 +1,4 @@
-"""Configs are trees of frozen dataclasses: override a leaf by its dotted name, lay a grid over one, write one as JSON."""
+"""Configs are trees of frozen dataclasses: override a leaf by dotted name, lay a grid over one, write one as JSON."""
 
 import dataclasses
 import difflib
@@ -21,6 +21,8 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def _replace(config: Any, name: str, parts: list[str], value: Any) -> Any:
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise ValueError(f'{name}: {config!r} has no settings of its own; set it as a whole')
     fields = [field.name for field in dataclasses.fields(config)]
     if parts[0] not in fields:
         near = difflib.get_close_matches(parts[0], fields, n=1)

@@ -51,7 +51,7 @@ def evaluate(
     worlds: Sequence[World], difficulty: Sequence[int], stage: tree.Stage, *, seed: int, step: int, split: int
 ) -> Evaluation:
     """Plays every world once. The same (seed, step, split) plays the same episodes."""
-    place = tree.Place(seed, rng.EVALUATE, step, env=split)
+    place = tree.Place(seed, rng.EVALUATE, step, env=split << 20)  # no two splits share the place of a board
     return Evaluation(tuple(asyncio.run(tree.play_single(worlds, place, stage))), tuple(difficulty))
 
 

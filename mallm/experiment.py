@@ -28,7 +28,7 @@ class ModelSettings:
     kv_heads: int = 2
     head_dim: int = 32
     ffn: int = 256
-    remat: bool = False
+    remat: bool = True
     mesh: tuple[int, int, int] = (1, 1, 1)
 
     def architecture(self, vocab: int) -> Architecture:
@@ -163,8 +163,8 @@ class WarmStartSettings:
     """Supervised training before any reinforcement, from demonstrations that need no solver; 0 steps for none."""
 
     steps: int = 60
-    rows: int = 128
-    rate: float = 2e-3
+    rows: int = 64
+    rate: float = 3e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,9 +241,7 @@ class Experiment:
     def packing(self) -> pack.Packing:
         divisors = {'tokens': pack.token_count, 'constant': pack.constant(self.sampling.max_tokens)}
         learning = self.learning
-        return pack.Packing(
-            learning.step_groups, learning.micro_groups, (16, 8), divisors[self.algorithm.divisor]
-        )
+        return pack.Packing(learning.step_groups, learning.micro_groups, (16, 8), divisors[self.algorithm.divisor])
 
     def sampler(self, temperature: float | None = None) -> tree.Sampler:
         """How episodes are played: in training, or at another temperature for evaluation."""

@@ -17,14 +17,13 @@ def key_for(root: jax.Array, *path: int) -> jax.Array:
 
 def keys_for(root: jax.Array, paths_NI: jax.Array) -> jax.Array:
     """`key_for` for N places at once; row i of the result equals `key_for(root, *paths_NI[i])`."""
-    return jax.vmap(lambda path_I: jax.lax.scan(lambda key, part: (jax.random.fold_in(key, part), None), root, path_I)[0])(
-        paths_NI
-    )
+    fold = lambda key, part: (jax.random.fold_in(key, part), None)  # noqa: E731
+    return jax.vmap(lambda path_I: jax.lax.scan(fold, root, path_I)[0])(paths_NI)
 
 
 def seed_for(root: int, *path: int) -> int:
     """A 64-bit host seed owned by one place in the run, for worlds and shuffles that use numpy."""
-    return int(np.random.SeedSequence([root, *path]).generate_state(1, np.uint64)[0])
+    return int(np.random.SeedSequence(root, spawn_key=path).generate_state(1, np.uint64)[0])
 
 
 def number_of(name: str) -> int:

@@ -10,20 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from flax import linen as nn
 
 from mallm import rng
 from mallm.algo import Algorithm, losses
 from mallm.config import describe
 from mallm.envs import sokoban_task
-from mallm.errors import EpisodeError
 from mallm.evaluate import Evaluation, evaluate, mean, replay_of
 from mallm.experiment import Experiment
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Sink
 from mallm.io.report import write_report
-from mallm.learn.pack import demonstration, pack, rows_of
+from mallm.learn.pack import Row, demonstration, pack, rows_of
 from mallm.learn.pool import Pool
 from mallm.learn.route import dead_shares, route
 from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
@@ -105,13 +102,13 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
     folder = pathlib.Path(experiment.runs) / resume if resume else new_folder(experiment)
     at = newest(folder) if resume else None
     run = build(experiment, folder, at)
-    clock = Clock.start()
     with run.sink:
         if at is None:
+            clock = Clock.start()
             warm_start(run)
-            before = report(run, 'before')
-            minutes, cpu = clock.read()
-            first, progress = 0, {'before': before, 'cpu_minutes': cpu, 'minutes': minutes}
+            progress: dict[str, Any] = {'before': report(run, 'before')}
+            progress['minutes'], progress['cpu_minutes'] = clock.read()
+            first = 0
         else:
             first, progress = restore(run, at)
         loop_clock = Clock.start(progress['minutes'], progress['cpu_minutes'])
@@ -123,6 +120,7 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
                 watch(run, step)
             if step % experiment.save_every == 0 or step == experiment.steps:
                 minutes, cpu = loop_clock.read()
+                run.sink.mark(step)
                 save(run, step, progress | {'minutes': minutes, 'cpu_minutes': cpu})
         after = report(run, 'after')
         minutes, cpu = loop_clock.read()
@@ -166,9 +164,7 @@ def play(run: Run, step: int, cast: Mapping[str, str]) -> list[Trajectory]:
     return asyncio.run(sample(worlds, place, run.stage(cast)))
 
 
-def refuse_too_many_faults(
-    experiment: Experiment, played: Sequence[Trajectory], sound: Sequence[Trajectory]
-) -> None:
+def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory], sound: Sequence[Trajectory]) -> None:
     faults = [trajectory.fault for trajectory in played if trajectory.fault is not None]
     if len(faults) > experiment.sampling.max_fault_share * len(played) or not sound:
         raise TooManyFaultsError(
@@ -198,7 +194,8 @@ def knobs(experiment: Experiment, step: int, done: float) -> Knobs:
     """Learning rate and entropy target, linear in the share of the run that is done."""
     (high, low), (first, last) = experiment.learning.rate, experiment.algorithm.entropy_target
     rise = min(1.0, (step + 1) / (experiment.learning.warmup + 1))
-    return Knobs(rise * (high + (low - high) * done), experiment.algorithm.kl, first + (last - first) * done)
+    rate, target = rise * (high + (low - high) * done), first + (last - first) * done
+    return Knobs(rate, experiment.algorithm.kl, entropy_target=target)
 
 
 def rollout_metrics(
@@ -246,7 +243,7 @@ def warm_start(run: Run) -> None:
     for step in range(settings.steps):
         done = step / max(1, settings.steps)
         for pool in sorted(run.pools):
-            rows = []
+            rows: list[Row] = []
             while len(rows) < settings.rows:
                 seed = rng.seed_for(run.experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
                 rows += [
@@ -258,17 +255,21 @@ def warm_start(run: Run) -> None:
                     if run.experiment.pools[d.role] == pool
                 ]
             packing = dataclasses.replace(run.experiment.packing(), step_groups=0)
-            learned = run.pools[pool].learn(run.cloner, pack(rows, packing, step), Knobs(settings.rate * (1 - done)))
+            learned = run.pools[pool].learn(
+                run.cloner, pack(rows, packing, step), Knobs(settings.rate * (1 - done), exploration=0.0)
+            )
             run.sink.write('warm_start', step, {f'loss/{pool}': learned['loss'], f'entropy/{pool}': learned['entropy']})
-    for pool in run.pools.values():
-        fresh = run.experiment.algorithm.entropy
-        state = pool.state.replace(
-            updates=pool.state.updates * 0,
-            moments=jax.tree.map(lambda m: m * 0, pool.state.moments),
-            entropy_coefficient=pool.state.entropy_coefficient * 0 + fresh,
-        )
-        pool.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
+    for learner in run.pools.values():
+        state = restarted(learner.state)
+        learner.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
     load(run, 0)
+
+
+def restarted(state: LearnerState) -> LearnerState:
+    """The same parameters with a fresh optimiser: what the warm start learned is kept, how it learned is not."""
+    return dataclasses.replace(
+        state, updates=state.updates * 0, moments=jax.tree.map(lambda moment: moment * 0, state.moments)
+    )
 
 
 def watch(run: Run, step: int) -> None:
@@ -327,8 +328,8 @@ def summarise(
         'commit': commit(),
         'minutes': round(minutes, 2),
         'cpu_minutes': round(cpu_minutes, 2),
-        **{f'{n.removesuffix("_t1")}_before{n[len(n.removesuffix("_t1")):]}': round(before[n], 4) for n in names},
-        **{f'{n.removesuffix("_t1")}_after{n[len(n.removesuffix("_t1")):]}': round(after[n], 4) for n in names},
+        **{f'{n.removesuffix("_t1")}_before{n[len(n.removesuffix("_t1")) :]}': round(before[n], 4) for n in names},
+        **{f'{n.removesuffix("_t1")}_after{n[len(n.removesuffix("_t1")) :]}': round(after[n], 4) for n in names},
         'random_mover': round(mean(floor), 4),
         'by_optimal_before': before['success_by_optimal'],
         'by_optimal_after': after['success_by_optimal'],
@@ -354,7 +355,7 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     like = {name: savable(pool.state) for name, pool in run.pools.items()}
     arrays, progress = run.checkpoints.restore(step, like)
     for name, pool in run.pools.items():
-        pool.state = pool.state.replace(**arrays[name])
+        pool.state = dataclasses.replace(pool.state, **arrays[name])
     load(run, step)
     return step, progress
 

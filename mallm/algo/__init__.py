@@ -1,11 +1,10 @@
 """An algorithm is a row of pure choices; an ablation changes one cell."""
 
 import dataclasses
-from collections.abc import Callable
 
-from mallm.algo import credit, losses, schedule
-
-Coefficient = Callable[[float], float]
+from mallm.algo.credit import Credit
+from mallm.algo.losses import Objective
+from mallm.algo.schedule import Cast, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Algorithm:
       cast: step -> which policy plays each role.
     """
 
-    credit: credit.Credit
-    objective: losses.Objective
-    schedule: schedule.Schedule
-    cast: schedule.Cast
+    credit: Credit
+    objective: Objective
+    schedule: Schedule
+    cast: Cast

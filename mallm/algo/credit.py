@@ -100,8 +100,10 @@ def parallel_agent_turn(normalise: Normaliser, *, alpha: float) -> Credit:
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> list[Group]:
-    """Every group of every turn. Trajectories with a fault must have been removed: they are counted, not trained on."""
+    """Every group of every turn. Faulty trajectories must have been removed: they are counted, not trained on."""
     for trajectory in trajectories:
         if trajectory.fault is not None:
-            raise ValueError(f'env {trajectory.env} failed ({trajectory.fault}): leave faulty trajectories out of credit')
+            raise ValueError(
+                f'env {trajectory.env} failed ({trajectory.fault}): leave faulty trajectories out of credit'
+            )
     return [group for trajectory in trajectories for turn in trajectory.turns for group in turn.groups]

@@ -85,9 +85,7 @@ def kl_k3(tokens: Tokens) -> jax.Array:
     return (jnp.exp(difference) - 1 - difference).sum()
 
 
-def token_statistics(
-    logits: jax.Array, ids: jax.Array, temperature: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def token_statistics(logits: jax.Array, ids: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each id and entropy of its distribution, both in nats, float32, at `temperature`.
 
     Args:

@@ -159,7 +159,8 @@ def _held_out(draws: random.Random, spec: BoardSpec) -> Board:
 
 def _exhausted(spec: BoardSpec) -> GenerationError:
     return GenerationError(
-        f'{spec}: no such board in {spec.tries} tries: widen optimal, lower wall_density or boxes, or raise size or tries'
+        f'{spec}: no such board in {spec.tries} tries: widen optimal, lower wall_density or '
+        'boxes, or raise size or tries'
     )
 
 

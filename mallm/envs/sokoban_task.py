@@ -1,4 +1,4 @@
-"""The Sokoban task as an experiment sees it: boards by split and seed, teams by name, demonstrations for a warm start."""
+"""The Sokoban task as an experiment sees it: boards by split and seed, teams by name, a beginner to imitate."""
 
 import dataclasses
 import random
@@ -81,7 +81,7 @@ class SokobanTask:
         return board.solved
 
     def demonstrations(self, seed: int) -> list['Demonstration']:
-        return hindsight(seed, self.spec('train'), self.rules, self.team)
+        return beginner(seed, self.spec('train'), self.rules, self.team)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,31 +93,29 @@ class Demonstration:
     text: str
 
 
-def hindsight(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -> list[Demonstration]:
-    """Demonstrations without a solver: random pushes, and the goal put where the box came to rest.
+def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -> list[Demonstration]:
+    """What a beginner who knows the rules but not the aim writes: a few random pushes, wherever the goal is.
 
-    One for each role that could have produced that play; empty when the random play led nowhere, or onto a held-out
-    layout (moving the goal makes a new layout, which must not be one that is tested).
+    `tool` and `solo` write pushes that can be done, `plan` follows the interpreter, or without one writes the moves of
+    such random pushes. No solver is asked and no goal is looked at, so nothing here shows how to solve a board. Empty
+    when the random play stood still or did not fit in a turn.
     """
     draw = random.Random(seed)
     board = sokoban.generate(seed, spec)
-    start = dataclasses.replace(board, goals=0)
-    wanted = draw.randint(1, 3)
+    wanted = draw.choice((1, 1, 1, 2, 3))
     pushes: list[str] = []
     for _ in range(4 * wanted):
+        pushes.append(draw.choice(sokoban.MOVES))
+        if sokoban.execute(board, sokoban.parse_program(''.join(pushes)).pushes).stuck:
+            pushes.pop()
         if len(pushes) == wanted:
             break
-        pushes.append(draw.choice(sokoban.MOVES))
-        if sokoban.execute(start, sokoban.parse_program(''.join(pushes)).pushes).stuck:
-            pushes.pop()
     text = ''.join(pushes)
-    end = sokoban.execute(start, sokoban.parse_program(text).pushes)
-    board = dataclasses.replace(board, goals=end.board.boxes)
-    held_out = spec.layouts == 'train' and not sokoban.layout_fold(board)
-    if not pushes or board.solved or held_out or len(end.moves) > rules.moves:
+    moves = sokoban.execute(board, sokoban.parse_program(text).pushes).moves
+    if not pushes or len(moves) > rules.moves:
         return []
     world = SokobanTeam(board, rules, order)
-    shown = {'tool': text, 'solo': text, 'plan': end.moves}
+    shown = {'tool': text, 'solo': text, 'plan': moves}
     demonstrations = []
     for role in order:
         demonstrations.append(Demonstration(role, world.observe(role), shown[role]))

@@ -4,18 +4,18 @@ Roles that exist:
   tool  sees the board; writes a push program such as `RRU`. The board does not change.
   plan  sees the board, the program and what the interpreter made of it; its list of moves is executed.
   solo  sees the board; writes a push program whose moves are executed at once (one agent that holds the tool).
-A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with it.
+A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with
+it.
 
-The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring, then
-either where player, boxes and goals are (row and column), or what the tool did:
-  T#. @/ $ #/    /  ##@03$11.01      P#. @/ $ #/    /  ##=U:LLDRU;@11$01
+The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring,
+then either where player, boxes and goals are (row and column), or what the tool did:
+  T#. @/ $ #/    /  ##@03$11.01      P#. @/ $ #/    /  ##=U:LDDLU;@11$01
 with `;` for done, `!` for stuck, `~` for more moves than fit in a turn, and then where player and boxes would be.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Self
 
 from mallm.envs import sokoban
 from mallm.envs.sokoban import Board, Execution
@@ -26,7 +26,7 @@ MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
 
 @dataclasses.dataclass(frozen=True)
 class Shaping:
-    """What a board is worth beside being solved. Rewards use differences of `potential`, so that circles pay nothing.
+    """What a board is worth beside being solved. Rewards are differences of `potential`, so that circles pay nothing.
 
     Attributes:
       potential: board -> value; 0 for every solved board.
@@ -40,9 +40,9 @@ class Shaping:
 
 
 def oracle_potential(board: Board) -> float:
-    """- (moves of a shortest solution) / 8, and -2 where there is none: asks the solver."""
+    """- (moves of a shortest solution, at most 16) / 8, and -2 where there is none: no board is worth spoiling."""
     moves = sokoban.distance(board)
-    return -2.0 if moves is None else -moves / 8
+    return -2.0 if moves is None else -min(moves, 16) / 8
 
 
 def nearness(board: Board) -> float:
@@ -108,12 +108,13 @@ class SokobanTeam:
 
     def observe(self, role: str) -> tuple[Message, ...]:
         if role == 'plan' and self.execution is not None:
-            told = f'={self.program}:{execution_text(self.execution, self.rules.moves)}'
+            told = f'={self.program}{execution_text(self.execution, self.rules.moves)}'
         else:
-            told = places_text(self.board) + ''.join(f'.{place(c, self.board)}' for c in sokoban.cells_of(self.board.goals))
+            goals = ''.join(f'.{place(cell, self.board)}' for cell in sokoban.cells_of(self.board.goals))
+            told = places_text(self.board) + goals
         return (Message('user', MARKS[role] + cells_text(self.board) + told),)
 
-    def act(self, role: str, text: str) -> tuple[Self, Reward]:
+    def act(self, role: str, text: str) -> 'tuple[SokobanTeam, Reward]':
         return ACTS[role](self, text)
 
     def render(self) -> str:
@@ -137,10 +138,9 @@ def places_text(board: Board) -> str:
 
 
 def execution_text(execution: Execution, moves: int) -> str:
-    """The interpreter's report: the moves that fit in a turn, then how it ended and where box and player came to be."""
-    shown = execution.moves[:moves]
+    """The interpreter's report: how it ended, where player and boxes came to be, and the moves that fit in a turn."""
     ended = '!' if execution.stuck else '~' if len(execution.moves) > moves else ';'
-    return shown + ended + places_text(execution.board)
+    return f'{ended}{places_text(execution.board)}:{execution.moves[:moves].ljust(moves, ",")}'
 
 
 def gain(before: Board, after: Board, shaping: Shaping) -> tuple[tuple[str, float], ...]:

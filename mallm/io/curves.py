@@ -118,8 +118,7 @@ def draw(panel: Panel, axes: Axes, theme: Theme, x: str) -> None:
     if panel.share:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if x == 'step':
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == 'step'))
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8, frameon=False, handlelength=2.8, labelcolor=theme.ink)
 

@@ -37,11 +37,11 @@ def fields(latest: Latest, minutes: float, cpu_minutes: float) -> list[tuple[str
         ('CPU minutes', f'{cpu_minutes:.1f}'),
         ('success', _success(latest)),
         ('reward', _join(by_part(play, 'reward'), '{:+.2f}')),
-        ('solved', _join(by_part(play, 'solved'), '{:.0%}')),
+        ('solved', _join(by_part(play, 'solved') or by_part(play, 'solved_tree'), '{:.0%}')),
         ('entropy', _join(entropy, '{:.2f}')),
         ('dead groups', _join(by_part(play, 'dead_groups'), '{:.0%}')),
         ('cut answers', _join(by_part(play, 'truncated'), '{:.0%}')),
-        ('faults', _join(by_part(play, 'faults'), '{:g}')),
+        ('faults', _join(by_part(play, 'faults'), '{:.3g}')),
         ('loss', _join({pool: row['loss'] for pool, row in updates.items() if 'loss' in row}, '{:.3g}')),
         ('warm start', _join(by_part(latest['warm_start'][1], 'loss'), '{:.3g}') if _only_warm(latest) else ''),
         ('tokens/s', _join(by_part(play, 'tokens_per_s'), '{:.0f}')),
@@ -72,16 +72,16 @@ def early_warnings(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]
     for role, share in by_part(metrics, 'truncated').items():
         if share > TRUNCATED_LIMIT:
             text = (
-                f'{share:.0%} of {_whose(role)} answers are cut off at max_tokens: a cut answer can hardly be right, so '
-                'nothing will be learned from it. Raise max_tokens, or ask for shorter answers in the prompt.'
+                f'{share:.0%} of {_whose(role)} answers are cut off at max_tokens: a cut answer can hardly be right, '
+                'so nothing will be learned from it. Raise max_tokens, or ask for shorter answers in the prompt.'
             )
             found.append((f'truncated/{role}', text))
     for role, share in by_part(metrics, 'dead_groups').items():
         if share > DEAD_LIMIT:
             text = (
-                f'{share:.0%} of {_whose(role)} groups are dead (all candidates earn the same, so every advantage is 0): '
-                'more exploration is needed. Raise the temperature or the candidates a group, warm start longer, or '
-                'check that the reward can tell answers apart.'
+                f'{share:.0%} of {_whose(role)} groups are dead (all candidates earn the same, so every advantage is '
+                '0): more exploration is needed. Raise the temperature or the candidates a group, warm start longer, '
+                'or check that the reward can tell answers apart.'
             )
             found.append((f'dead_groups/{role}', text))
     return found

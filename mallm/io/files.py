@@ -31,7 +31,7 @@ _SECRET_KEY = re.compile(
 )
 _SECRET_VARIABLE = re.compile(r'(KEY|TOKEN|SECRET|PASSWORD)$')
 _URL_USER = re.compile(r'(\w+://)[^/@\s]+@')
-_SEED = re.compile(r'[-_.]?(seed|s)[-_=]?\d+$')
+_SEED = re.compile(r'[-_.]?(seed|s)[-_=]?\d+(\.\d+)?$')
 HIDDEN = '***'
 
 
@@ -146,7 +146,7 @@ class RowFile:
 
 
 def without_seed(name: str) -> str:
-    """The name of a run without its seed: 'sokoban_seed3', 'sokoban-s3' and 'sokoban_seed=3' are all 'sokoban'."""
+    """The name of a run without its seed: 'sokoban_seed3', 'sokoban-s3' and 'sokoban_seed=3.2' are all 'sokoban'."""
     return _SEED.sub('', name) or name
 
 

@@ -111,11 +111,6 @@ class Sink:
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         _refuse_to_mix(self.folder, resume_at)
-        self._rows = files.RowFile(self.folder / files.METRICS, resume_at)
-        last = self._rows.kept[-1] if self._rows.kept else {'minutes': 0.0, 'cpu_minutes': 0.0}
-        self._minutes_before = (last['minutes'], last['cpu_minutes'])
-        self._started = (time.monotonic(), _cpu_seconds())
-        self._rollouts = sum(row['axis'] == 'rollout' for row in self._rows.kept)
         self._axes: set[str] = set()
         self._warned: set[str] = set()
         self._recorded: set[str] = set()
@@ -125,13 +120,18 @@ class Sink:
         group = files.without_seed(name)
         label = name if resume_at is None else f'{name} (from step {resume_at})'
         self._wandb = self._start_wandb(wandb_mode, name=label, group=group, config=clean)
+        self._rows = files.RowFile(self.folder / files.METRICS, resume_at)
+        last = self._rows.kept[-1] if self._rows.kept else {'minutes': 0.0, 'cpu_minutes': 0.0}
+        self._minutes_before = (last['minutes'], last['cpu_minutes'])
+        self._started = (time.monotonic(), _cpu_seconds())
+        self._rollouts = sum(row['axis'] == 'rollout' for row in self._rows.kept)
         self._screen.start()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
     def minutes(self) -> tuple[float, float]:
         """(wall minutes, CPU minutes of this process and its ended children) of the run, resumed parts included."""
@@ -176,12 +176,12 @@ class Sink:
         self._screen.stop()
         print(files.dumps(clean), flush=True)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Ends the display, the files and wandb; a second call does nothing."""
         self._screen.stop()
         self._rows.close()
         if self._wandb is not None:
-            self._wandb.close()
+            self._wandb.close(failed=failed)
             self._wandb = None
 
     def _append(self, axis: str, step: int, numbers: Mapping[str, float]) -> None:
@@ -228,11 +228,9 @@ class Sink:
     def _start_wandb(self, mode: str, *, name: str, group: str, config: Mapping[str, Any]) -> 'WandbRun | None':
         if mode == 'disabled':
             return None
-        from mallm.io.wandb_run import WandbRun  # wandb costs a second to import; only runs pay it
+        from mallm.io.wandb_run import start_wandb  # wandb costs a second to import; only runs with it pay
 
-        run = WandbRun(self.folder, name=name, group=group, config=config, mode=mode, say=self._screen.say)
-        self.note(f'wandb: {run.place}')
-        return run
+        return start_wandb(self.folder, name=name, group=group, config=config, mode=mode, say=self._screen.say)
 
 
 class Silent:
@@ -262,7 +260,7 @@ class Silent:
     def summary(self, values: Mapping[str, Any]) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         pass
 
 

@@ -23,7 +23,7 @@ body { margin:0 auto; max-width:1180px; padding:1.2rem; background:var(--paper);
 h1 { font-size:1.5rem; margin:.2rem 0; overflow-wrap:anywhere; } h2 { font-size:1.15rem; margin:2rem 0 .7rem; }
 .dim { color:var(--dim); } .lead { font-size:1.15rem; margin:.2rem 0 1rem; }
 .cards, .curves, .panes { display:grid; gap:.8rem; }
-.cards { grid-template-columns:repeat(auto-fit, minmax(190px, 1fr)); }
+.cards { grid-template-columns:repeat(auto-fit, minmax(215px, 1fr)); }
 .curves { grid-template-columns:repeat(auto-fit, minmax(min(100%, 330px), 1fr)); }
 .panes { grid-template-columns:repeat(auto-fit, minmax(min(100%, 380px), 1fr)); align-items:start; }
 .card { background:var(--card); border:1px solid var(--edge); border-radius:10px; padding:.8rem 1rem; min-width:0; }
@@ -89,8 +89,8 @@ function pane(when, title) {
   if (!replay) { box.appendChild(make('p', 'dim', 'no replay of this instance')); return box; }
   const turns = turnsOf(replay), step = Math.min(state.step, turns);
   const best = typeof replay.optimal === 'number' ? ' (shortest: ' + replay.optimal + ')' : '';
-  const end = replay.solved ? 'solved' : 'not solved';
-  box.appendChild(make('div', replay.solved ? 'good' : 'bad', end + ' after ' + turns + ' turns' + best));
+  const end = (replay.solved ? 'solved' : 'not solved') + ' after ' + turns + (turns === 1 ? ' turn' : ' turns');
+  box.appendChild(make('div', replay.solved ? 'good' : 'bad', end + best));
   box.appendChild(make('div', 'dim', step ? 'after turn ' + step + ' of ' + turns : 'the start'));
   if (replay.frames[step] !== undefined) box.appendChild(make('pre', 'board', replay.frames[step]));
   if (step) for (const one of replay.turns[step - 1].groups) group(box, one);
@@ -137,7 +137,7 @@ PLAYER = """<div class="controls"><select id="board" aria-label="instance"></sel
 <button id="next" aria-label="next step">next &rarr;</button>
 <button id="play">play</button> <span id="where" class="dim" aria-live="polite"></span></div>
 <div id="panes" class="panes"></div>
-<noscript><p>The replays need JavaScript; <code>python -m experiments.watch</code> shows them in a terminal.</p></noscript>"""
+<noscript>The replays need JavaScript; <code>python -m experiments.watch</code> plays them in a terminal.</noscript>"""
 
 
 def text(value: object) -> str:

@@ -1,13 +1,14 @@
 """The report of a run: curves.png and one self-contained report.html, made of what the run folder holds.
 
-Known keys of summary.json: success_before, success_after, strict_before, strict_after, success_t1_before,
-success_t1_after, random_mover, seed, commit, minutes, cpu_minutes (nested ones such as {'before': {'success': …}} are
-understood too). Whatever else is there is listed. Files that are missing become a remark, never an error.
+Known keys of summary.json: success_before, success_after, the same with strict for success and with _t1 at the end,
+random_mover, seed, commit, minutes, cpu_minutes, and {length: success} in by_optimal_before, strict_by_optimal_after
+and the like. Whatever else is there is listed. Files that are missing become a remark, never an error.
 """
 
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ MISSING = {
     files.CONFIG: 'what was run is not known',
 }
 FACTS = (('seed', 'seed'), ('commit', 'commit'), ('minutes', 'minutes'), ('cpu_minutes', 'CPU minutes'))
-RANDOM = ('random_mover', 'random_success', 'success_random', 'random_mover/success', 'random/success', 'random')
+RANDOM = ('random_mover', 'random_mover/success')
+_LENGTH = re.compile(r'(?P<kind>\w*?)by_optimal_(before|after)/(?P<length>.+)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +73,12 @@ def write_report(folder: pathlib.Path, *, x: str = 'cpu_minutes') -> pathlib.Pat
     return out
 
 
-def before_and_after(run: Run, metric: str) -> tuple[float | None, float | None]:
+def before_and_after(run: Run, metric: str, suffix: str = '') -> tuple[float | None, float | None]:
     """A held-out metric before and after training: from the summary, else the first and last that were measured."""
     first, last = (
-        _known(run.summary, f'{metric}_{when}', f'{when}_{metric}', f'{when}/{metric}', f'{metric}/{when}')
-        for when in ('before', 'after')
+        _known(run.summary, f'{metric}_{when}{suffix}', f'{when}/{metric}{suffix}') for when in ('before', 'after')
     )
+    metric += suffix
     measured = [row[metric] for row in run.rows if row['axis'] == 'eval' and row.get(metric) is not None]
     if not measured:
         return first, last
@@ -92,9 +94,15 @@ def _headline(run: Run) -> str:
     before, after = before_and_after(run, 'success')
     lead = 'No held-out success was measured.'
     if before is not None and after is not None:
-        lead = f'Solves <b>{after:.0%}</b> of the held-out instances after training, {before:.0%} before.'
-    shares = (('success', 'Held-out success, greedy'), ('strict', 'Strict'), ('success_t1', 'Sampled at T = 1'))
-    cards = [_share_card(label, *before_and_after(run, metric)) for metric, label in shares]
+        then, first = ('so far', 'at first') if files.SUMMARY in run.missing else ('after training', 'before')
+        lead = f'Solves <b>{after:.0%}</b> of the held-out instances {then}, {before:.0%} {first}.'
+    shares = (
+        (('success',), 'Held-out success, greedy'),
+        (('strict',), 'Strict, greedy'),
+        (('success', '_t1'), 'Held-out success, T = 1'),
+        (('strict', '_t1'), 'Strict, T = 1'),
+    )
+    cards = [_share_card(label, *before_and_after(run, *metric)) for metric, label in shares]
     if (chance := _known(run.summary, *RANDOM)) is not None:
         cards.append(_card('Random mover', f'{chance:.1%}', _bar(('was', chance))))
     facts = [_fact(label, run.summary[key]) for key, label in FACTS if run.summary.get(key) is not None]
@@ -162,21 +170,35 @@ def _alone(plot: curves.Panel, theme: curves.Theme, x: str) -> bytes:
     return curves.figure([plot], theme, x=x, columns=1, size=(3.9, 2.75))
 
 
+def by_length(run: Run) -> dict[str, dict[str, tuple[float | None, float | None]]]:
+    """{kind of success: {length of the shortest solution: (before, after)}} of the summary, else of the evaluations."""
+    table: dict[str, dict[str, tuple[float | None, float | None]]] = {}
+    for found in filter(None, map(_LENGTH.match, run.summary)):
+        name = f'{found["kind"]}by_optimal'
+        pair = before_and_after(run, name, f'/{found["length"]}')
+        table.setdefault(found['kind'].removesuffix('_') or 'success', {})[found['length']] = pair
+    if table:
+        return table
+    for name in dict.fromkeys(key for row in run.rows if row['axis'] == 'eval' for key in row if OPTIMAL in key):
+        kind, length = name.split(OPTIMAL)
+        table.setdefault(kind, {})[length] = before_and_after(run, name)
+    return table
+
+
 def _by_length(run: Run) -> str:
-    """Success by the length of the shortest solution, first against last measurement."""
-    names = dict.fromkeys(key for row in run.rows if row['axis'] == 'eval' for key in row if OPTIMAL in key)
-    kinds = list(dict.fromkeys(name.split(OPTIMAL)[0] for name in names))
-    lengths = sorted({name.split(OPTIMAL)[1] for name in names}, key=lambda length: (len(length), length))
-    if not names:
+    table = by_length(run)
+    if not table:
         return ''
-    head = ''.join(f'<th>{page.text(kind)} before</th><th>after</th>' for kind in kinds)
+    lengths = sorted({length for pairs in table.values() for length in pairs}, key=lambda text: (len(text), text))
+    head = ''.join(f'<th>{page.text(kind)} before</th><th>after</th>' for kind in table)
     lines = []
     for length in lengths:
-        pairs = (before_and_after(run, f'{kind}{OPTIMAL}{length}') for kind in kinds)
-        cells = ''.join(f'<td>{_share(value)}</td>' for pair in pairs for value in pair)
+        cells = ''.join(
+            f'<td>{_share(value)}</td>' for pairs in table.values() for value in pairs.get(length, (None, None))
+        )
         lines.append(f'<tr><td>{page.text(length)}</td>{cells}</tr>')
-    table = f'<table><tr><th>shortest solution</th>{head}</tr>{"".join(lines)}</table>'
-    return f'<h2>Success by length of the shortest solution</h2><div class="card scroll">{table}</div>'
+    shown = f'<table><tr><th>shortest solution</th>{head}</tr>{"".join(lines)}</table>'
+    return f'<h2>Success by length of the shortest solution</h2><div class="card scroll">{shown}</div>'
 
 
 def _share(value: float | None) -> str:

@@ -31,35 +31,42 @@ def choose_mode(mode: str) -> Mode:
     return 'online' if wandb.login(prompt=False, verify=False) else 'offline'
 
 
-class WandbRun:
-    """One wandb run in `folder`/wandb.
+def start_wandb(
+    folder: pathlib.Path,
+    *,
+    name: str,
+    group: str,
+    config: Mapping[str, Any],
+    mode: str,
+    say: Callable[[str], None],
+) -> 'WandbRun | None':
+    """One wandb run in `folder`/wandb, None where wandb is disabled. Says where it is to be found.
 
-    Attributes:
-      place: where to look at it: its address, or the command that uploads it later.
+    Raises:
+      ValueError: unknown mode.
+      wandb.Error, OSError: it cannot even record offline.
     """
+    init = functools.partial(_init, folder, name=name, group=group, config=config)
+    try:
+        chosen = choose_mode(mode)
+        run = None if chosen == 'disabled' else init(mode=chosen)
+    except (wandb.Error, OSError) as cause:
+        say(f'wandb cannot go online ({type(cause).__name__}: {cause}); it records offline instead')
+        run = init(mode='offline')
+    if run is None:
+        return None
+    attempt = folder / 'wandb' / pathlib.Path(run.dir).parent.name
+    say(f'wandb: offline; to upload it: wandb sync {attempt}' if run.offline else f'wandb: {run.url}')
+    return WandbRun(run, say)
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        *,
-        name: str,
-        group: str,
-        config: Mapping[str, Any],
-        mode: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self._say = say
+
+class WandbRun:
+    """A started wandb run that may die without taking the run along."""
+
+    def __init__(self, run: wandb.Run, say: Callable[[str], None]) -> None:
+        self._run, self._say = run, say
         self._axes: set[str] = set()
         self._alive = True
-        start = functools.partial(_init, folder, name=name, group=group, config=config)
-        try:
-            self._run = start(mode=choose_mode(mode))
-        except (wandb.Error, OSError) as cause:
-            say(f'wandb cannot go online ({type(cause).__name__}: {cause}); it records offline instead')
-            self._run = start(mode='offline')
-        attempt = folder / 'wandb' / pathlib.Path(self._run.dir).parent.name
-        later = f'offline; to upload it: wandb sync {attempt}'
-        self.place = later if self._run.offline else str(self._run.url)
 
     def write(self, axis: str, step: int, metrics: Mapping[str, float]) -> None:
         values = {f'{axis}/step': step, **{f'{axis}/{name}': value for name, value in metrics.items()}}
@@ -68,8 +75,8 @@ class WandbRun:
     def summary(self, values: Mapping[str, Any]) -> None:
         self._try(lambda: self._run.summary.update(dict(values)))
 
-    def close(self) -> None:
-        self._try(self._run.finish)
+    def close(self, *, failed: bool) -> None:
+        self._try(lambda: self._run.finish(exit_code=int(failed)))
         self._alive = False
 
     def _write(self, axis: str, values: dict[str, float]) -> None:

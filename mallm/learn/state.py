@@ -1,5 +1,6 @@
 """What a pool learns with: parameters, optimiser state and the entropy controller, sharded as the module says."""
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -51,9 +52,7 @@ def make_state(
     def init(key: jax.Array) -> LearnerState:
         params = module.init(key, jnp.zeros((1, 2), jnp.int32))['params']
         reference = jax.tree.map(jnp.copy, params) if keeps_reference else None
-        return LearnerState(
-            jnp.int32(0), params, transform.init(params), jnp.float32(entropy_coefficient), reference
-        )
+        return LearnerState(jnp.int32(0), params, transform.init(params), jnp.float32(entropy_coefficient), reference)
 
     shardings = sharding.shardings_of(jax.eval_shape(init, key), mesh)
     state = jax.jit(lambda key: nn.unbox(init(key)), out_shardings=shardings)(key)
@@ -62,4 +61,4 @@ def make_state(
 
 def with_reference(state: LearnerState) -> LearnerState:
     """The state with its present parameters copied into the reference; no buffer is shared (they are donated)."""
-    return state.replace(reference=jax.tree.map(jnp.copy, state.params))
+    return dataclasses.replace(state, reference=jax.tree.map(jnp.copy, state.params))

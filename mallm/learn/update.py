@@ -26,11 +26,13 @@ class Knobs(NamedTuple):
     Attributes:
       learning_rate: step size.
       kl: weight of the KL term to the reference.
+      exploration: multiplies the state's entropy coefficient: 1 in reinforcement, 0 when cloning.
       entropy_target: nats that the controller steers to; a negative target leaves the coefficient as it is.
     """
 
     learning_rate: float
     kl: float = 0.0
+    exploration: float = 1.0
     entropy_target: float = -1.0
 
 
@@ -72,22 +74,24 @@ class Updater:
         entropy_range: tuple[float, float] = (0.0, 1.0),
         entropy_rate: float = 1.03,
     ) -> None:
-        def loss(params: Any, state: LearnerState, batch: Batch, kl: jax.Array) -> tuple[jax.Array, dict]:
+        def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs) -> tuple[jax.Array, dict]:
             tokens = token_arrays(module, params, state.reference, batch)
             policy, sums = objective(tokens)
             divergence = losses.kl_k3(tokens)
             entropy = losses.masked(tokens.entropy, tokens.mask).sum()
-            total = (policy - state.entropy_coefficient * entropy + kl * divergence) / batch.divisor
+            bonus = knobs.exploration * state.entropy_coefficient * entropy
+            total = (policy - bonus + knobs.kl * divergence) / batch.divisor
             sums = sums | {'entropy': entropy, 'kl': divergence, 'tokens': tokens.mask.sum()}
             return total, sums | {'loss': total}
 
-        def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, kl: jax.Array) -> Accumulated:
-            grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, kl)
+        def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, knobs: Knobs) -> Accumulated:
+            grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, knobs)
             grads = jax.tree.map(jnp.add, accumulated.gradients, grads)
             return Accumulated(grads, {name: accumulated.sums[name] + value for name, value in sums.items()})
 
         def apply(state: LearnerState, accumulated: Accumulated, knobs: Knobs) -> tuple[LearnerState, dict]:
-            steps, moments = transform.update(accumulated.gradients, state.moments, state.params)
+            with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to an int32 power
+                steps, moments = transform.update(accumulated.gradients, state.moments, state.params)
             params = jax.tree.map(lambda p, s: p - knobs.learning_rate * s, state.params, steps)
             sums = dict(accumulated.sums)
             tokens, total = jnp.maximum(sums.pop('tokens'), 1.0), sums.pop('loss')
@@ -133,9 +137,10 @@ class Updater:
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
         """One optimiser step over the sum of `micros`. `state` is donated: it must not be used again."""
         accumulated = self._zeros(state.params)
+        knobs = Knobs(*map(jnp.float32, knobs))
         for batch in micros:
-            accumulated = self._gradients(accumulated, state, batch, jnp.float32(knobs.kl))
-        return self._apply(state, accumulated, Knobs(*map(jnp.float32, knobs)))
+            accumulated = self._gradients(accumulated, state, batch, knobs)
+        return self._apply(state, accumulated, knobs)
 
     @property
     def compiles(self) -> int:

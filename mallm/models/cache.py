@@ -1,4 +1,4 @@
-"""Keys and values that later tokens attend to: plain pytrees, one entry a layer."""
+"""Keys and values that later tokens attend to: plain pytrees, all layers stacked on the first axis."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from mallm.models.config import Architecture
 
 
 class KeyValues(NamedTuple):
-    """Keys and values of one layer.
+    """Keys and values, of one layer or (with a leading L axis) of all.
 
     For prompts: [G, kv_heads, P, head_dim]. For the K answers of each prompt: [G, kv_heads, K, S, head_dim].
     """
@@ -22,22 +22,22 @@ class Prefix(NamedTuple):
     """Encoded prompts, shared by the K answers of each.
 
     Attributes:
-      layers: one KeyValues a layer, [G, kv_heads, P, head_dim].
+      layers: keys and values [L, G, kv_heads, P, head_dim].
       lengths_G: true prompt lengths; positions beyond are padding and never attended to.
     """
 
-    layers: tuple[KeyValues, ...]
+    layers: KeyValues
     lengths_G: jax.Array
 
 
-def empty(arch: Architecture, groups: int, k: int, tokens: int, dtype: jnp.dtype) -> tuple[KeyValues, ...]:
-    """An empty answer cache with room for `tokens` tokens in each of `groups` x `k` answers."""
-    shape = (groups, arch.kv_heads, k, tokens, arch.head_dim)
-    return tuple(KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(arch.layers))
+def empty(arch: Architecture, groups: int, k: int, tokens: int, dtype: jnp.dtype) -> KeyValues:
+    """An empty answer cache of all layers, with room for `tokens` tokens in each of `groups` x `k` answers."""
+    shape = (arch.layers, groups, arch.kv_heads, k, tokens, arch.head_dim)
+    return KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
-def write(cache: KeyValues, new: KeyValues, at: jax.Array) -> KeyValues:
-    """The cache with `new` (one token an answer) stored at token index `at`."""
+def write(cache: KeyValues, new: KeyValues, at: jax.Array | int) -> KeyValues:
+    """One layer's cache with `new` (one token an answer) stored at token index `at`."""
     start = (0, 0, 0, at, 0)
     return KeyValues(
         jax.lax.dynamic_update_slice(cache.keys, new.keys, start),

@@ -22,18 +22,28 @@ from mallm.models.config import Architecture
 
 
 class Attended(NamedTuple):
-    """What the tokens of a block attend to beside themselves.
+    """What the tokens of a block attend to beside themselves; its fields have a leading L axis outside the layer scan.
 
     Attributes:
       prefix: keys and values of the prompts, or None while the prompts themselves are read.
-      prefix_mask_GP: which prompt positions are real.
       past: cache of the answers' earlier tokens, or None when whole answers are given at once.
-      at: index of the current token in `past`.
     """
 
     prefix: kv.KeyValues | None = None
-    prefix_mask_GP: jax.Array | None = None
     past: kv.KeyValues | None = None
+
+
+class Where(NamedTuple):
+    """Where the tokens are; the same for every layer.
+
+    Attributes:
+      positions_GKS: position of each token in its sequence.
+      prefix_mask_GP: which prompt positions are real, or None while the prompts themselves are read.
+      at: index of the current token in the cache, where there is one.
+    """
+
+    positions_GKS: jax.Array
+    prefix_mask_GP: jax.Array | None = None
     at: jax.Array | int = 0
 
 
@@ -56,7 +66,11 @@ def rotate(x_NHd: jax.Array, positions_N: jax.Array, theta: float) -> jax.Array:
 
 
 def joint_attention(
-    queries: jax.Array, own: kv.KeyValues, own_mask_ST: jax.Array, prefix: kv.KeyValues | None, mask_GP: jax.Array | None
+    queries: jax.Array,
+    own: kv.KeyValues,
+    own_mask_ST: jax.Array,
+    prefix: kv.KeyValues | None,
+    mask_GP: jax.Array | None,
 ) -> jax.Array:
     """Softmax attention over [prefix | own] without ever copying the prefix K times.
 
@@ -78,7 +92,7 @@ def joint_attention(
     own_scores = jnp.matmul(rows, own.keys.swapaxes(-1, -2)).astype(jnp.float32).reshape(G, M, K, R, S, T)
     own_scores = jnp.where(own_mask_ST[None, None, None, None], own_scores, low)
     peak = own_scores.max(-1, keepdims=True)
-    if prefix is not None:
+    if prefix is not None and mask_GP is not None:
         P = prefix.keys.shape[2]
         flat = scaled.reshape(G, M, K * R * S, d)
         pre_scores = jnp.matmul(flat, prefix.keys.swapaxes(-1, -2)).astype(jnp.float32)
@@ -116,23 +130,19 @@ class Block(nn.Module):
         return self.param(name, init, (size,), jnp.float32).astype(self.dtype)
 
     @nn.compact
-    def __call__(
-        self, x_GKSD: jax.Array, positions_GKS: jax.Array, attended: Attended
-    ) -> tuple[jax.Array, kv.KeyValues]:
+    def __call__(self, x_GKSD: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         """Returns the next residual stream and this block's keys and values [G, kv_heads, K, T, d]."""
         G, K, S, D = x_GKSD.shape
         x_ND = x_GKSD.reshape(G * K * S, D)
-        mixed_ND, own = self.attention(x_ND, positions_GKS, attended)
+        mixed_ND, own = self.attention(x_ND, attended, where)
         x_ND = x_ND + mixed_ND
         x_ND = x_ND + self.feed_forward(x_ND)
         return x_ND.reshape(G, K, S, D), own
 
-    def attention(
-        self, x_ND: jax.Array, positions_GKS: jax.Array, attended: Attended
-    ) -> tuple[jax.Array, kv.KeyValues]:
+    def attention(self, x_ND: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         a = self.arch
         D, H, M, d = a.width, a.heads, a.kv_heads, a.head_dim
-        G, K, S = positions_GKS.shape
+        G, K, S = where.positions_GKS.shape
         N = G * K * S
         normed = rms_norm(x_ND, self.scale('attention_norm', D), a.norm_eps)
         weights = [
@@ -148,7 +158,7 @@ class Block(nn.Module):
         if a.qk_norm:
             q = rms_norm(q, self.scale('q_norm', d), a.norm_eps)
             k = rms_norm(k, self.scale('k_norm', d), a.norm_eps)
-        q, k = jnp.split(rotate(jnp.concatenate([q, k], 1), positions_GKS.reshape(N), a.rope_theta), [H], axis=1)
+        q, k = jnp.split(rotate(jnp.concatenate([q, k], 1), where.positions_GKS.reshape(N), a.rope_theta), [H], axis=1)
         queries = q.reshape(G, K, S, M, H // M, d).transpose(0, 3, 1, 4, 2, 5)
         own = kv.KeyValues(
             k.reshape(G, K, S, M, d).transpose(0, 3, 1, 2, 4), v.reshape(G, K, S, M, d).transpose(0, 3, 1, 2, 4)
@@ -156,9 +166,9 @@ class Block(nn.Module):
         if attended.past is None:
             mask_ST = jnp.tril(jnp.ones((S, S), bool))
         else:
-            own = kv.write(attended.past, own, attended.at)
-            mask_ST = (jnp.arange(own.keys.shape[3]) <= attended.at)[None]
-        mixed = joint_attention(queries, own, mask_ST, attended.prefix, attended.prefix_mask_GP)
+            own = kv.write(attended.past, own, where.at)
+            mask_ST = (jnp.arange(own.keys.shape[3]) <= where.at)[None]
+        mixed = joint_attention(queries, own, mask_ST, attended.prefix, where.prefix_mask_GP)
         mixed_ND = mixed.transpose(0, 2, 4, 1, 3, 5).reshape(N, H * d)
         return mixed_ND @ self.weight('o', (H * d, D), ('heads', 'embed')), own
 
@@ -181,23 +191,25 @@ class Transformer(nn.Module):
         a = self.arch
         table = nn.with_logical_partitioning(nn.initializers.normal(stddev=a.width**-0.5), ('vocab', 'embed'))
         self.embedding = self.param('embedding', table, (a.vocab, a.width), jnp.float32)
-        block = nn.remat(Block) if a.remat else Block
-        self.blocks = [block(a, self.dtype, name=f'block_{i}') for i in range(a.layers)]
+        block = nn.remat(Block, prevent_cse=False) if a.remat else Block
+        self.blocks = nn.scan(
+            block,
+            variable_axes={'params': 0},
+            split_rngs={'params': True},
+            in_axes=(0, nn.broadcast),
+            length=a.layers,
+            metadata_params={nn.PARTITION_NAME: 'layers'},
+        )(a, self.dtype)
         ones = nn.with_logical_partitioning(nn.initializers.ones, (None,))
         self.final_norm = self.param('final_norm', ones, (a.width,), jnp.float32)
         if not a.tied:
             head = nn.with_logical_partitioning(nn.initializers.normal(stddev=a.width**-0.5), ('embed', 'vocab'))
             self.head = self.param('head', head, (a.width, a.vocab), jnp.float32)
 
-    def run(
-        self, tokens_GKS: jax.Array, positions_GKS: jax.Array, attended: tuple[Attended, ...]
-    ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
-        x = self.embedding.astype(self.dtype)[tokens_GKS]
-        layers = []
-        for block, what in zip(self.blocks, attended, strict=True):
-            x, own = block(x, positions_GKS, what)
-            layers.append(own)
-        return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), tuple(layers)
+    def run(self, tokens_GKS: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
+        """Final hidden states [G, K, S, D], and keys and values [L, G, kv_heads, K, T, d]."""
+        x, layers = self.blocks(self.embedding.astype(self.dtype)[tokens_GKS], attended, where)
+        return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), layers
 
     def encode(self, tokens_GP: jax.Array, lengths_G: jax.Array) -> tuple[jax.Array, kv.Prefix]:
         """Reads right-padded prompts.
@@ -207,17 +219,13 @@ class Transformer(nn.Module):
         """
         G, P = tokens_GP.shape
         positions = jnp.broadcast_to(jnp.arange(P)[None, None], (G, 1, P))
-        x, layers = self.run(tokens_GP[:, None], positions, (Attended(),) * self.arch.layers)
+        x, layers = self.run(tokens_GP[:, None], Attended(), Where(positions))
         last = jnp.take_along_axis(x[:, 0], (lengths_G - 1)[:, None, None], axis=1)[:, 0]
-        return last, kv.Prefix(tuple(kv.KeyValues(c.keys[:, :, 0], c.values[:, :, 0]) for c in layers), lengths_G)
+        return last, kv.Prefix(kv.KeyValues(layers.keys[:, :, :, 0], layers.values[:, :, :, 0]), lengths_G)
 
     def extend(
-        self,
-        tokens_GKS: jax.Array,
-        prefix: kv.Prefix,
-        past: tuple[kv.KeyValues, ...] | None = None,
-        at: jax.Array | int = 0,
-    ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
+        self, tokens_GKS: jax.Array, prefix: kv.Prefix, past: kv.KeyValues | None = None, at: jax.Array | int = 0
+    ) -> tuple[jax.Array, kv.KeyValues]:
         """Continues each prompt K ways.
 
         Args:
@@ -230,13 +238,11 @@ class Transformer(nn.Module):
           hidden_GKSD, where position s predicts answer token `at + s + 1`, and the keys and values.
         """
         G, K, S = tokens_GKS.shape
-        P = prefix.layers[0].keys.shape[2]
+        P = prefix.layers.keys.shape[3]
         positions = prefix.lengths_G[:, None, None] + at + jnp.arange(S)[None, None]
         mask_GP = jnp.arange(P)[None] < prefix.lengths_G[:, None]
-        attended = tuple(
-            Attended(layer, mask_GP, None if past is None else past[i], at) for i, layer in enumerate(prefix.layers)
-        )
-        return self.run(tokens_GKS, jnp.broadcast_to(positions, (G, K, S)), attended)
+        where = Where(jnp.broadcast_to(positions, (G, K, S)), mask_GP, at)
+        return self.run(tokens_GKS, Attended(prefix.layers, past), where)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Float32 logits [..., V] of hidden states [..., D]."""
@@ -244,9 +250,7 @@ class Transformer(nn.Module):
         flat = hidden.reshape(-1, self.arch.width).astype(jnp.float32) @ matrix.astype(jnp.float32)
         return flat.reshape(*hidden.shape[:-1], self.arch.vocab)
 
-    def score(
-        self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array
-    ) -> jax.Array:
+    def score(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
         """Logits_GKSV: position s holds the distribution from which answer token s was to be drawn."""
         last_GD, prefix = self.encode(prompts_GP, lengths_G)
         hidden, _ = self.extend(answers_GKS[:, :, :-1], prefix)
@@ -257,5 +261,5 @@ class Transformer(nn.Module):
         """Logits_BTV of plain rows; used to initialise parameters and to compare with other implementations."""
         B, T = tokens_BT.shape
         positions = jnp.broadcast_to(jnp.arange(T)[None, None], (B, 1, T))
-        x, _ = self.run(tokens_BT[:, None], positions, (Attended(),) * self.arch.layers)
+        x, _ = self.run(tokens_BT[:, None], Attended(), Where(positions))
         return self.logits(x[:, 0])

@@ -59,7 +59,8 @@ class TinyTokenizer:
         unknown = sorted(set(text) - set(self._ids))
         if unknown:
             raise ValueError(
-                f'{unknown!r}: not in the tiny alphabet {self.ALPHABET!r}; use a world that speaks it, or another tokenizer'
+                f'{unknown!r}: not in the tiny alphabet {self.ALPHABET!r}; use a world that speaks it, or another '
+                'tokenizer'
             )
         return tuple(self._ids[character] for character in text)
 

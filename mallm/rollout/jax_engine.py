@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mallm import rng
-from mallm.errors import EngineError
+from mallm.errors import EngineError, boundary
 from mallm.models import cache
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import Tokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.types import Answer, Prompt
 
-ROWS = (8, 32, 128)
+ROWS = (32, 128)
 """Prompts in a batch are padded up to one of these; more prompts than the last run as several batches."""
 
 
@@ -38,7 +38,7 @@ def keep_mask(logits_V: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Ar
     """True for tokens that top-k and then nucleus (top-p) filtering leave; at least the most likely one."""
     order = jnp.argsort(-logits_V)
     probs = jax.nn.softmax(logits_V[order])
-    rank = jnp.arange(logits_V.shape[-1])
+    rank = jnp.arange(logits_V.shape[-1], dtype=top_k.dtype)
     within_k = (top_k <= 0) | (rank < top_k)
     probs = jnp.where(within_k, probs, 0.0)
     probs = probs / probs.sum()
@@ -98,9 +98,7 @@ def generate(
         logits_NV = module.apply(variables, hidden, method=Transformer.logits)
         return draw(logits_NV, jax.vmap(lambda key: jax.random.fold_in(key, t))(keys_N), temperature_N, filters)
 
-    last_GD, prefix = module.apply(
-        variables, prompts_GP, jnp.maximum(lengths_G, 1), method=Transformer.encode
-    )
+    last_GD, prefix = module.apply(variables, prompts_GP, jnp.maximum(lengths_G, 1), method=Transformer.encode)
     token_N, logp_N = step(jnp.repeat(last_GD, k, axis=0), jnp.int32(0))
     ids_NS = jnp.zeros((G * k, limit), jnp.int32).at[:, 0].set(token_N)
     logps_NS = jnp.zeros((G * k, limit), jnp.float32).at[:, 0].set(logp_N)
@@ -113,14 +111,13 @@ def generate(
     def decode(state: tuple) -> tuple:
         t, ids_NS, logps_NS, lengths_N, done_N, past = state
         token_N = jax.lax.dynamic_index_in_dim(ids_NS, t - 1, axis=1, keepdims=False)
-        hidden, past = module.apply(
-            variables, token_N.reshape(G, k, 1), prefix, past, t - 1, method=Transformer.extend
-        )
+        hidden, past = module.apply(variables, token_N.reshape(G, k, 1), prefix, past, t - 1, method=Transformer.extend)
         new_N, logp_N = step(hidden.reshape(G * k, -1), t)
         new_N, logp_N = jnp.where(done_N, 0, new_N), jnp.where(done_N, 0.0, logp_N)
         ids_NS = jax.lax.dynamic_update_slice(ids_NS, new_N[:, None], (0, t))
         logps_NS = jax.lax.dynamic_update_slice(logps_NS, logp_N[:, None], (0, t))
-        return t + 1, ids_NS, logps_NS, lengths_N + ~done_N, done_N | (new_N == end), past
+        grown_N = lengths_N + (~done_N).astype(jnp.int32)
+        return t + 1, ids_NS, logps_NS, grown_N, done_N | (new_N == end), past
 
     start = (jnp.int32(1), ids_NS, logps_NS, jnp.ones(G * k, jnp.int32), (token_N == end) | padding_N, past)
     _, ids_NS, logps_NS, lengths_N, _, _ = jax.lax.while_loop(unfinished, decode, start)
@@ -200,11 +197,12 @@ class JaxEngine:
 
     def _answer(self, requests: Sequence[Request]) -> None:
         try:
-            answers = self._generate(requests)
-        except (RuntimeError, ValueError, TypeError) as cause:
+            with boundary(EngineError, 'sampling'):
+                answers = self._generate(requests)
+        except EngineError as error:
             for request in requests:
                 if not request.reply.done():
-                    request.reply.set_exception(EngineError(f'sampling failed: {cause}'))
+                    request.reply.set_exception(error)
             return
         for request, answer in zip(requests, answers, strict=True):
             if not request.reply.done():
@@ -217,7 +215,7 @@ class JaxEngine:
         rows = next(size for size in ROWS if size >= len(requests))
         prompts = np.zeros((rows, bucket_tokens(len(first.prompt.ids))), np.int32)
         lengths, paths = np.zeros(rows, np.int32), np.zeros((rows, len(first.path)), np.int32)
-        knobs = np.tile(np.float32([1, 1, 0]), (rows, 1))
+        knobs = np.tile(np.array([1, 1, 0], np.float32), (rows, 1))
         for i, request in enumerate(requests):
             ids, p = request.prompt.ids, request.params
             prompts[i, : len(ids)], lengths[i], paths[i] = ids, len(ids), request.path

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mallm import rng
 from mallm.envs.base import World
-from mallm.errors import EpisodeError, WorldError, boundary
+from mallm.errors import EngineError, EpisodeError, WorldError, boundary
 from mallm.rollout.chat import Tokenizer, prompt_for
 from mallm.rollout.engine import Engine, SamplingParams
 from mallm.types import Answer, Candidate, Group, GroupKey, Prompt, Trajectory, Turn
@@ -87,7 +87,10 @@ async def play_role(world: World, role: str, turn: int, place: Place, stage: Sta
     with boundary(WorldError, f'observing as {role!r} in turn {turn}'):
         prompt: Prompt = prompt_for(role, world.observe(role), stage.tokenizer)
     path = (place.stream, place.step, place.env, place.sibling, turn, rng.number_of(role))
-    answers = await stage.engine.sample(policy, prompt, path, k, sampler.roles[role])
+    with boundary(EngineError, f'sampling as {role!r} in turn {turn}'):
+        answers = await stage.engine.sample(policy, prompt, path, k, sampler.roles[role])
+        if len(answers) != k:
+            raise EngineError(f'{role!r} in turn {turn}: {k} answers were asked for and {len(answers)} came')
     with boundary(WorldError, f'acting as {role!r} in turn {turn}'):
         candidates, worlds = expand(world, role, answers)
         for candidate in candidates:
@@ -111,17 +114,19 @@ async def play_turn(world: World, turn: int, place: Place, stage: Stage, k: int)
 async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
     """One episode. A failure ends it with `fault` set; what was played so far is kept for inspection only."""
     turns: list[Turn] = []
-    frames = [world.render()]
-    fault = None
+    frames: list[str] = []
+    fault, solved = None, False
     try:
-        while len(turns) < stage.sampler.turns and not world.over:
-            turn, world = await play_turn(world, len(turns), place, stage, k)
-            turns.append(turn)
+        with boundary(WorldError, f'playing env {place.env}'):
             frames.append(world.render())
+            while len(turns) < stage.sampler.turns and not world.over:
+                turn, world = await play_turn(world, len(turns), place, stage, k)
+                turns.append(turn)
+                frames.append(world.render())
+            solved = world.solved
     except EpisodeError as error:
         fault = f'{error.kind}: {error}'
     value = sum(executed_total(group, stage.sampler.alpha) for turn in turns for group in turn.groups[-1:])
-    solved = fault is None and world.solved
     return Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault)
 
 

@@ -329,7 +329,8 @@ import sys, pathlib, itertools, jax.numpy as jnp
 from mallm.io.checkpoint import Checkpoints
 saved = Checkpoints(pathlib.Path(sys.argv[1]), keep=2)
 for step in itertools.count((saved.latest() or 0) + 1):
-    saved.save(step, {'w': jnp.full((256, 64), step, jnp.float32), 'b': jnp.full((8,), step, jnp.int32)}, {'step': step})
+    arrays = {'w': jnp.full((256, 64), step, jnp.float32), 'b': jnp.full((8,), step, jnp.int32)}
+    saved.save(step, arrays, {'step': step})
     print(step, flush=True)
 """
 
