@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import sys
 from typing import Annotated
 
 import tyro
@@ -43,13 +42,13 @@ def smoke(experiment: Experiment) -> Experiment:
 def keep_memory() -> None:
     """Tells glibc to keep freed memory. XLA frees and takes large buffers at every call, and mapping them anew each
     time costs about half of a training step on a CPU. Where there is no glibc, nothing happens."""
-    if not sys.platform.startswith('linux'):
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library, or Windows
         return
-    libc = ctypes.CDLL(None)
-    if 'mallopt' in dir(libc) or libc.mallopt:
-        trim_threshold, top_pad, mmap_max = -1, -2, -4
-        for option, value in ((trim_threshold, 1 << 30), (top_pad, 64 << 20), (mmap_max, 0)):
-            libc.mallopt(option, value)
+    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    for option, value in ((trim_threshold, 1 << 30), (top_pad, 64 << 20), (mmap_max, 0)):
+        mallopt(option, value)
 
 
 def main(config: Experiment, description: str | None) -> None:

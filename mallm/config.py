@@ -10,28 +10,36 @@ Config = TypeVar('Config')
 
 
 def override(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The config with leaves replaced by dotted name, e.g. {'task.reward': 'outcome'}; every level validates again.
+    """The config with leaves replaced by dotted name, e.g. {'task.reward': 'outcome'}.
+
+    All changes are made together, so that settings which are valid only together can be changed; every level validates
+    once.
 
     Raises:
       ValueError: a name that does not exist; the nearest one is suggested.
     """
-    for name, value in changes.items():
-        config = _replace(config, name, name.split('.'), value)
-    return config
+    return _replace(config, '', changes)
 
 
-def _replace(config: Any, name: str, parts: list[str], value: Any) -> Any:
+def _replace(config: Any, prefix: str, changes: Mapping[str, Any]) -> Any:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise ValueError(f'{name}: {config!r} has no settings of its own; set it as a whole')
+        raise ValueError(f'{prefix}{next(iter(changes))}: {config!r} has no settings of its own; set it as a whole')
     fields = [field.name for field in dataclasses.fields(config)]
-    if parts[0] not in fields:
-        near = difflib.get_close_matches(parts[0], fields, n=1)
-        raise ValueError(f'{name}: no setting {parts[0]!r} in {type(config).__name__}; ' + (
-            f'did you mean {near[0]!r}?' if near else f'there are {fields}'
-        ))  # fmt: skip
-    if len(parts) > 1:
-        value = _replace(vars(config)[parts[0]], name, parts[1:], value)
-    return dataclasses.replace(config, **{parts[0]: value})
+    whole: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        first, dot, rest = name.partition('.')
+        if first not in fields:
+            near = difflib.get_close_matches(first, fields, n=1)
+            hint = f'did you mean {near[0]!r}?' if near else f'there are {fields}'
+            raise ValueError(f'{prefix}{name}: no setting {first!r} in {type(config).__name__}; {hint}')
+        if dot:
+            inner.setdefault(first, {})[rest] = value
+        else:
+            whole[first] = value
+    for first, below in inner.items():
+        whole[first] = _replace(whole.get(first, vars(config)[first]), f'{prefix}{first}.', below)
+    return dataclasses.replace(config, **whole)
 
 
 def grid(base: Config, **axes: list[Any]) -> Iterator[tuple[str, Config]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +35,8 @@ class Evaluation:
 
     @property
     def turns_to_solve(self) -> float:
-        return mean([len(t.turns) for t in self.trajectories if t.solved])
+        solved = [len(t.turns) for t in self.trajectories if t.solved]
+        return mean(solved) if solved else math.nan
 
     def by_difficulty(self) -> dict[int, float]:
         solved: dict[int, list[bool]] = defaultdict(list)

@@ -160,11 +160,19 @@ class LearningSettings:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartSettings:
-    """Supervised training before any reinforcement, from demonstrations that need no solver; 0 steps for none."""
+    """Supervised training before any reinforcement, from demonstrations that need no solver.
+
+    Attributes:
+      steps: optimiser steps of each pool; 0 for none.
+      rows: demonstrations in a step.
+      rate: learning rate at the start; it falls to 0 linearly.
+      cpu_minutes: go on cloning until this much processor time is used, as a control; 0 for `steps` alone.
+    """
 
     steps: int = 60
     rows: int = 64
     rate: float = 3e-3
+    cpu_minutes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

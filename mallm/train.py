@@ -2,11 +2,12 @@
 
 import asyncio
 import dataclasses
+import itertools
 import pathlib
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,6 +81,7 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         module=module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
         entropy_range=experiment.algorithm.entropy_range,
     )  # fmt: skip
+    checkpoints = Checkpoints(folder)
     run = Run(
         experiment,
         algorithm,
@@ -90,7 +92,7 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         make_updater(algorithm.objective),
         make_updater(losses.reinforce),
         Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at),
-        Checkpoints(folder),
+        checkpoints,
         folder,
     )
     load(run, 0)
@@ -103,32 +105,27 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
     at = newest(folder) if resume else None
     run = build(experiment, folder, at)
     with run.sink:
-        if at is None:
-            clock = Clock.start()
-            warm_start(run)
-            progress: dict[str, Any] = {'before': report(run, 'before')}
-            progress['minutes'], progress['cpu_minutes'] = clock.read()
-            first = 0
-        else:
-            first, progress = restore(run, at)
-        loop_clock = Clock.start(progress['minutes'], progress['cpu_minutes'])
-        step = first
-        while step < experiment.steps and not spent(experiment, loop_clock):
-            train_step(run, step, share_done(experiment, step, loop_clock))
+        step, progress = begin(run) if at is None else restore(run, at)
+        while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
+            started = time.process_time()
+            train_step(run, step, done)
+            progress['training_cpu_minutes'] += (time.process_time() - started) / 60
             step += 1
             if experiment.evaluation.every and step % experiment.evaluation.every == 0:
                 watch(run, step)
             if step % experiment.save_every == 0 or step == experiment.steps:
-                minutes, cpu = loop_clock.read()
-                run.sink.mark(step)
-                save(run, step, progress | {'minutes': minutes, 'cpu_minutes': cpu})
-        after = report(run, 'after')
-        minutes, cpu = loop_clock.read()
-        summary = summarise(run, progress['before'], after, minutes=minutes, cpu_minutes=cpu)
+                save(run, step, progress)
+        summary = summarise(run, progress, report(run, 'after', step))
         run.sink.summary(summary)
     write_report(folder)
     run.checkpoints.close()
     return summary
+
+
+def begin(run: Run) -> tuple[int, dict[str, Any]]:
+    """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
+    warm_start(run)
+    return 0, {'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
 
 
 def train_step(run: Run, step: int, done: float) -> None:
@@ -179,15 +176,11 @@ def load(run: Run, version: int) -> None:
         run.engine.load(name, pool.state.params, version)
 
 
-def share_done(experiment: Experiment, step: int, clock: 'Clock') -> float:
-    """How far the run is, 0 to 1: by steps, or by processor time where that is the budget."""
+def share_done(experiment: Experiment, step: int, progress: Mapping[str, Any]) -> float:
+    """How far the run is, 0 to 1: by steps, or by the training steps' processor time where that is the budget."""
     if experiment.cpu_minutes:
-        return min(1.0, clock.read()[1] / experiment.cpu_minutes)
+        return progress['training_cpu_minutes'] / experiment.cpu_minutes
     return step / max(1, experiment.steps)
-
-
-def spent(experiment: Experiment, clock: 'Clock') -> bool:
-    return bool(experiment.cpu_minutes) and clock.read()[1] >= experiment.cpu_minutes
 
 
 def knobs(experiment: Experiment, step: int, done: float) -> Knobs:
@@ -239,30 +232,44 @@ def rollout_metrics(
 def warm_start(run: Run) -> None:
     """Supervised training of every role from demonstrations that need no solver: a weak beginner, not an expert."""
     settings = run.experiment.warm_start
-    seeds = iter(range(1 << 60))
-    for step in range(settings.steps):
-        done = step / max(1, settings.steps)
+    seeds = itertools.count()
+    started = time.process_time()
+    for step in itertools.count():
+        spent = (time.process_time() - started) / 60
+        done = spent / settings.cpu_minutes if settings.cpu_minutes else step / max(1, settings.steps)
+        if done >= 1 or not settings.steps:
+            break
         for pool in sorted(run.pools):
-            rows: list[Row] = []
-            while len(rows) < settings.rows:
-                seed = rng.seed_for(run.experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
-                rows += [
-                    demonstration(
-                        prompt_for(d.role, d.messages, run.tokenizer),
-                        (*run.tokenizer.encode(d.text), run.tokenizer.end)[: run.experiment.sampling.max_tokens],
-                    )
-                    for d in run.experiment.task.demonstrations(seed)
-                    if run.experiment.pools[d.role] == pool
-                ]
-            packing = dataclasses.replace(run.experiment.packing(), step_groups=0)
-            learned = run.pools[pool].learn(
-                run.cloner, pack(rows, packing, step), Knobs(settings.rate * (1 - done), exploration=0.0)
-            )
+            rows = demonstrations(run, pool, seeds)
+            learned = clone(run, pool, rows, settings.rate * (1 - done), seed=step)
             run.sink.write('warm_start', step, {f'loss/{pool}': learned['loss'], f'entropy/{pool}': learned['entropy']})
     for learner in run.pools.values():
         state = restarted(learner.state)
         learner.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
     load(run, 0)
+
+
+def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
+    """One supervised step's rows for the roles that a pool plays."""
+    experiment = run.experiment
+    rows: list[Row] = []
+    while len(rows) < experiment.warm_start.rows:
+        seed = rng.seed_for(experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
+        rows += [
+            demonstration(
+                prompt_for(d.role, d.messages, run.tokenizer),
+                (*run.tokenizer.encode(d.text), run.tokenizer.end)[: experiment.sampling.max_tokens],
+            )
+            for d in experiment.task.demonstrations(seed)
+            if experiment.pools[d.role] == pool
+        ]
+    return rows
+
+
+def clone(run: Run, pool: str, rows: Sequence[Row], rate: float, seed: int) -> dict[str, float]:
+    """One supervised step on given rows; with `learn.pack.demonstration` it takes a user's own transcripts."""
+    packing = dataclasses.replace(run.experiment.packing(), step_groups=0)
+    return run.pools[pool].learn(run.cloner, pack(rows, packing, seed), Knobs(rate, exploration=0.0))
 
 
 def restarted(state: LearnerState) -> LearnerState:
@@ -282,22 +289,23 @@ def watch(run: Run, step: int) -> None:
     )
 
 
-def examine(run: Run, split: int, step: int, boards: int, temperature: float) -> Evaluation:
+def examine(
+    run: Run, split: int, step: int, boards: int, temperature: float, cast: Mapping[str, str] | None = None
+) -> Evaluation:
     """One evaluation of the present policies on the first `boards` boards of a split."""
     task = run.experiment.task
     worlds = [task.test(split, i) for i in range(boards)]
     difficulty = [task.difficulty(world) for world in worlds]
-    stage = run.stage(run.experiment.pools, temperature)
+    stage = run.stage(cast or run.experiment.pools, temperature)
     return evaluate(worlds, difficulty, stage, seed=run.experiment.seed, step=step, split=split >> 40)
 
 
-def report(run: Run, when: str) -> dict[str, Any]:
+def report(run: Run, when: str, step: int) -> dict[str, Any]:
     """Success on the reported splits, greedy and at temperature 1, and replays of the first boards."""
     settings = run.experiment.evaluation
     splits = {'final': (sokoban_task.FINAL, sokoban_task.FINAL_STRICT),
               'held_out': (sokoban_task.HELD_OUT, sokoban_task.STRICT)}[settings.split]  # fmt: skip
     result: dict[str, Any] = {}
-    step = {'before': 0, 'after': run.experiment.steps}[when]
     for name, split in zip(('success', 'strict'), splits, strict=True):
         for suffix, temperature in (('', 0.0), ('_t1', 1.0)):
             outcome = examine(run, split, step, settings.report_boards, temperature)
@@ -305,31 +313,40 @@ def report(run: Run, when: str) -> dict[str, Any]:
             if not suffix:
                 result[f'{name}_by_optimal'] = {str(k): v for k, v in outcome.by_difficulty().items()}
                 if name == 'success':
+                    run.sink.write('eval', step, {'report': outcome.success, 'turns_to_solve': outcome.turns_to_solve})
                     pairs = zip(outcome.trajectories, outcome.difficulty, strict=True)
                     run.sink.replays(when, [replay_of(t, d) for t, d in list(pairs)[: settings.replays]])
+    if len(set(run.experiment.pools.values())) > 1:
+        swapped = dict(zip(run.experiment.pools, reversed(run.experiment.pools.values()), strict=True))
+        result['swapped'] = examine(run, splits[0], step, settings.report_boards, 0.0, swapped).success
     return result
 
 
-def summarise(
-    run: Run, before: Mapping[str, Any], after: Mapping[str, Any], *, minutes: float, cpu_minutes: float
-) -> dict[str, Any]:
+def summarise(run: Run, progress: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """The one JSON line that every experiment ends with. Shares are of 1, greedy unless marked `_t1`."""
-    experiment = run.experiment
+    experiment, before = run.experiment, progress['before']
     settings = experiment.evaluation
     split = {'final': sokoban_task.FINAL, 'held_out': sokoban_task.HELD_OUT}[settings.split]
     floor = [
         experiment.task.random_mover(experiment.task.test(split, i), experiment.sampling.turns, i)
         for i in range(settings.report_boards)
     ]
-    names = ('success', 'strict', 'success_t1', 'strict_t1')
+    minutes, cpu_minutes = run.sink.minutes()
+    measured = {
+        f'{name}_{when}{suffix}': round(values[name + suffix], 4)
+        for suffix in ('', '_t1')
+        for name in ('success', 'strict')
+        for when, values in (('before', before), ('after', after))
+    }
     return {
         'run': run.folder.name,
         'seed': experiment.seed,
         'commit': commit(),
         'minutes': round(minutes, 2),
         'cpu_minutes': round(cpu_minutes, 2),
-        **{f'{n.removesuffix("_t1")}_before{n[len(n.removesuffix("_t1")) :]}': round(before[n], 4) for n in names},
-        **{f'{n.removesuffix("_t1")}_after{n[len(n.removesuffix("_t1")) :]}': round(after[n], 4) for n in names},
+        'training_cpu_minutes': round(progress['training_cpu_minutes'], 2),
+        **measured,
+        **({'swapped_after': round(after['swapped'], 4)} if 'swapped' in after else {}),
         'random_mover': round(mean(floor), 4),
         'by_optimal_before': before['success_by_optimal'],
         'by_optimal_after': after['success_by_optimal'],
@@ -342,6 +359,7 @@ def summarise(
 
 def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
     """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
+    run.sink.mark(step)
     run.checkpoints.save(step, {name: savable(pool.state) for name, pool in run.pools.items()}, dict(progress))
 
 
@@ -385,23 +403,3 @@ def commit() -> str:
         ['git', 'describe', '--always', '--dirty=+'], cwd=here, capture_output=True, text=True, check=False
     )
     return described.stdout.strip() or 'unknown'
-
-
-@dataclasses.dataclass(frozen=True)
-class Clock:
-    """Wall and processor minutes since a start, on top of what earlier sittings of the run used."""
-
-    wall: float
-    cpu: float
-    minutes: float
-    cpu_minutes: float
-
-    @staticmethod
-    def start(minutes: float = 0.0, cpu_minutes: float = 0.0) -> 'Clock':
-        return Clock(time.monotonic(), time.process_time(), minutes, cpu_minutes)
-
-    def read(self) -> tuple[float, float]:
-        return (
-            self.minutes + (time.monotonic() - self.wall) / 60,
-            self.cpu_minutes + (time.process_time() - self.cpu) / 60,
-        )

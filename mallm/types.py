@@ -143,3 +143,7 @@ class Credited:
 
     group: Group
     advantages: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.advantages) != len(self.group.candidates):
+            raise ValueError(f'{len(self.advantages)} advantages for {len(self.group.candidates)} candidates')

@@ -57,6 +57,13 @@ def test_an_override_is_validated_like_a_birth_at_every_level():
         override(Experiment(), {'task.team': ('solo',)})
 
 
+def test_settings_that_are_valid_only_together_can_be_changed_together():
+    changes = {'sampling.mode': 'parallel', 'algorithm.credit': 'team', 'task.team': ('solo',), 'pools': {'solo': 'a'}}
+    for some in (changes, dict(reversed(changes.items()))):
+        after = override(Experiment(), some)
+        assert (after.sampling.mode, after.algorithm.credit, after.pools) == ('parallel', 'team', {'solo': 'a'})
+
+
 def test_a_grid_is_every_combination_with_a_label_that_says_what_changed():
     laid = dict(grid(Experiment(), sampling__k=[4, 8], seed=[0, 1, 2]))
     assert list(laid) == [f'sampling.k={k},seed={seed}' for k in (4, 8) for seed in (0, 1, 2)]

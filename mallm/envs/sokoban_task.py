@@ -102,7 +102,7 @@ def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -
     """
     draw = random.Random(seed)
     board = sokoban.generate(seed, spec)
-    wanted = draw.choice((1, 1, 1, 2, 3))
+    wanted = draw.choice((1, 1, 2, 3))
     pushes: list[str] = []
     for _ in range(4 * wanted):
         pushes.append(draw.choice(sokoban.MOVES))

@@ -40,9 +40,9 @@ class Shaping:
 
 
 def oracle_potential(board: Board) -> float:
-    """- (moves of a shortest solution, at most 16) / 8, and -2 where there is none: no board is worth spoiling."""
+    """- (moves of a shortest solution, at most 16) / 16, and -1 where there is none: no board is worth spoiling."""
     moves = sokoban.distance(board)
-    return -2.0 if moves is None else -min(moves, 16) / 8
+    return -1.0 if moves is None else -min(moves, 16) / 16
 
 
 def nearness(board: Board) -> float:

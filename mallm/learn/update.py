@@ -72,7 +72,7 @@ class Updater:
         mesh: Mesh,
         shardings: LearnerState,
         entropy_range: tuple[float, float] = (0.0, 1.0),
-        entropy_rate: float = 1.03,
+        entropy_rate: float = 1.08,
     ) -> None:
         def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs) -> tuple[jax.Array, dict]:
             tokens = token_arrays(module, params, state.reference, batch)

@@ -177,6 +177,13 @@ def test_no_trajectories_give_no_credit(rule):
     assert rule(credit.centred, alpha=1.0)([]) == []
 
 
+def test_credit_owes_every_candidate_an_advantage():
+    with pytest.raises(ValueError, match='1 advantages for 2 candidates'):
+        Credited(group([1, 0]), (1.0,))
+    with pytest.raises(ValueError, match='1 advantages for 4 candidates'):
+        credit.parallel_agent_turn(credit.centred, alpha=1.0)([episode([group([1, 0, 0, 0])])])
+
+
 # --- dead groups: dropped and counted
 
 

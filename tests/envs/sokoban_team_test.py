@@ -72,19 +72,32 @@ def test_the_plan_sees_the_program_that_was_chosen_and_the_next_turn_does_not():
 # --- rewards by hand
 
 
+MOVE = -ORACLE.potential(level(S1).play('R')[0])  # what the oracle pays for coming one move nearer
+CELL = -NEARNESS.potential(level(S1))  # what nearness pays for a box coming one cell nearer
+
+
+def test_potentials_grow_with_the_moves_or_cells_that_are_missing():
+    assert 0 < MOVE < 1 and 0 < CELL < 1
+    assert ORACLE.potential(level(S1)) == pytest.approx(-2 * MOVE)  # RR
+    assert ORACLE.potential(level(ROOM)) == pytest.approx(-5 * MOVE)  # LDDLU
+    assert NEARNESS.potential(level('#######\n#@$  .#\n#######')) == pytest.approx(-3 * CELL)
+    assert OUTCOME.potential(level(S1)) == OUTCOME.potential(level(DEAD)) == 0
+
+
 def test_solving_pays_one_and_the_way_to_it_its_potential():
-    # S1 needs RR: potential -2/8 at the start, -1/8 after one move, 0 when solved
     after, reward = world().act('plan', 'R')
-    assert (reward.team, reward.local) == (0.125, 0) and not after.solved
+    assert (reward.team, reward.local) == (pytest.approx(MOVE), 0) and not after.solved
     after, reward = after.act('plan', 'R')
-    assert (reward.team, reward.local) == (1.125, 0) and after.solved
-    assert dict(reward.terms) == {'solved': 1, 'shaping': 0.125, 'format': 0, 'illegal': 0}
+    assert (reward.team, reward.local) == (pytest.approx(1 + MOVE), 0) and after.solved
+    assert dict(reward.terms) == {'solved': 1, 'shaping': pytest.approx(MOVE), 'format': 0, 'illegal': 0}
 
 
 def test_without_an_oracle_only_distance_or_the_outcome_pays():
-    # the box of S1 is one cell from its goal: nearness -1/8 until it is pushed
+    # the box of S1 is one cell from its goal until the second move pushes it
     pays = {name: [world(shaping=s).act('plan', text)[1].team for text in ('R', 'RR')] for name, s in SHAPINGS.items()}
-    assert pays == {'oracle': [0.125, 1.25], 'nearness': [0, 1.125], 'outcome': [0, 1]}
+    assert pays['oracle'] == pytest.approx([MOVE, 1 + 2 * MOVE])
+    assert pays['nearness'] == pytest.approx([0, 1 + CELL])
+    assert pays['outcome'] == [0, 1]
 
 
 def test_the_tool_is_paid_for_the_board_its_program_would_lead_to_and_moves_nothing():
@@ -95,7 +108,7 @@ def test_the_tool_is_paid_for_the_board_its_program_would_lead_to_and_moves_noth
         assert after.board == start.board
         wanted = ORACLE.potential(executed) - ORACLE.potential(start.board) + executed.solved
         assert reward.team == pytest.approx(wanted)
-    assert start.act('tool', 'U')[1].team == pytest.approx(1 + 5 / 8)  # LDDLU solves it
+    assert start.act('tool', 'U')[1].team == pytest.approx(1 + 5 * MOVE)  # LDDLU solves it
 
 
 def test_each_part_of_a_reward_is_named_and_alpha_weighs_the_team_part():
@@ -227,10 +240,11 @@ def test_only_the_oracle_gives_up_a_board_that_cannot_be_solved():
 
 
 def test_spoiling_a_board_costs_and_ends_with_an_oracle_and_neither_without_one():
-    # R pushes the box to the right wall, off the goal's column for ever; URD would have solved: -2 - (-3/8)
+    # R pushes the box to the right wall, off the goal's column for ever; URD would have solved it
     text = '#####\n#   #\n#@$ #\n# . #\n#####\n'
     spoilt, reward = world(text).act('plan', 'R')
-    assert reward.team == pytest.approx(-2 + 3 / 8) and spoilt.over and not spoilt.solved
+    assert reward.team == pytest.approx(ORACLE.potential(spoilt.board) + 3 * MOVE) and reward.team < -MOVE
+    assert spoilt.over and not spoilt.solved
     spoilt, reward = world(text, shaping=OUTCOME).act('plan', 'R')
     assert reward.team == 0 and not spoilt.over
 

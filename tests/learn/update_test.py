@@ -192,6 +192,16 @@ def test_the_entropy_bonus_is_steered_towards_its_target(plain, coefficient, tar
     assert metrics['entropy_coefficient'] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_without_exploration_the_entropy_bonus_is_as_if_its_weight_were_zero(plain):
+    some = one_step(rows(4), 4)
+    bare = plain.copy().replace(entropy_coefficient=jnp.float32(0.0))
+    cloned, _ = plain.updater(plain.copy(), some, Knobs(1.0, exploration=0.0))
+    without, _ = plain.updater(bare, some, Knobs(1.0))
+    bonus, _ = plain.updater(plain.copy(), some, Knobs(1.0))
+    same(on_host(cloned.params), on_host(without.params), 1e-6)
+    assert max(np.abs(a - b).max() for a, b in zip(on_host(bonus.params), on_host(without.params), strict=True)) > 1e-3
+
+
 def test_an_entropy_bonus_raises_the_entropy(plain):
     some = [Row(row.prompt, row.answers, row.logps, (0.0, 0.0)) for row in rows(4)]
     state = plain.copy().replace(entropy_coefficient=jnp.float32(1.0))

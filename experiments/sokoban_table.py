@@ -1,0 +1,44 @@
+"""Every control of the Sokoban job: same code, same boards, same processor time for reinforcement, several seeds.
+
+Command:  python -m experiments.sokoban_table                 (cells that are done are not run again)
+          python -m experiments.sokoban_table --cpu-minutes 4 --seeds 0 1 2 --methods at_grpo solo
+Writes experiments/results/sokoban_table.json and .md, the table that README shows.
+"""
+
+import tyro
+
+from experiments.sokoban_at_grpo import CONFIG
+from mallm.config import override
+from mallm.experiment import Experiment
+from mallm.table import fill
+
+PER_ROLE = {'tool': 'tool', 'plan': 'plan'}
+
+
+def methods(cpu_minutes: float) -> dict[str, Experiment]:
+    """One experiment a row, each with the same processor time for what it does after the warm start."""
+    base = override(CONFIG, {'cpu_minutes': cpu_minutes, 'evaluation.every': 0, 'wandb': 'disabled'})
+    alone = {'task.team': ('plan',), 'pools': {'plan': 'shared'}}
+    solo = {'task.team': ('solo',), 'pools': {'solo': 'shared'}}
+    trajectory = {'sampling.mode': 'parallel', 'algorithm.credit': 'team', 'sampling.envs': 32}
+    return {
+        'keep_cloning': override(base, {'steps': 0, 'warm_start.cpu_minutes': cpu_minutes}),
+        'plan_alone': override(base, alone),
+        'solo': override(base, solo),
+        'team_grpo': override(base, trajectory),
+        'at_grpo': base,
+        'at_grpo_per_role': override(base, {'pools': PER_ROLE}),
+    }
+
+
+def main(
+    cpu_minutes: float = 4.0,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    methods_: tuple[str, ...] = (),
+    runs: str = 'runs/table',
+) -> None:
+    fill(methods(cpu_minutes), seeds=seeds, only=methods_, runs=runs, out='experiments/results/sokoban_table')
+
+
+if __name__ == '__main__':
+    tyro.cli(main, description=__doc__)

@@ -1,0 +1,75 @@
+"""Fills a table of experiments by seeds, cell by cell, and writes it: mean ± standard error, baselines included."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mallm.experiment import Experiment
+from mallm.io import files
+from mallm.train import train
+
+COLUMNS = ('success', 'success_t1', 'strict', 'strict_t1')
+
+
+def fill(
+    methods: Mapping[str, Experiment], *, seeds: Iterable[int], only: Sequence[str], runs: str, out: str
+) -> dict[str, Any]:
+    """Runs the cells that have no stored summary yet, then writes `out`.json and `out`.md after each cell."""
+    unknown = set(only) - set(methods)
+    if unknown:
+        raise ValueError(f'methods {sorted(unknown)}: not in this table; there are {sorted(methods)}')
+    table: dict[str, Any] = {}
+    for seed in seeds:
+        for name in only or tuple(methods):
+            experiment = dataclasses.replace(methods[name], name=name, seed=seed, runs=runs)
+            stored = files.read_json(pathlib.Path(runs) / experiment.folder_name / 'summary.json')
+            table.setdefault(name, {})[str(seed)] = stored or dict(train(experiment))
+            write(table, pathlib.Path(out))
+    return table
+
+
+def write(table: Mapping[str, Any], out: pathlib.Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix('.json').write_text(json.dumps(table, indent=1, sort_keys=True) + '\n')
+    out.with_suffix('.md').write_text(markdown(table))
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """Rows are methods; the two floors come from the same boards as everything else."""
+    head = '| method | seeds | held-out | held-out, T=1 | strict | strict, T=1 | CPU min of reinforcement |'
+    lines = [head, '|---|---|---|---|---|---|---|']
+    summaries = [summary for cells in table.values() for summary in cells.values()]
+    lines.append(f'| random mover | - | {spread([s["random_mover"] for s in summaries])} | - | - | - | 0 |')
+    teams = [s for name in ('at_grpo', 'at_grpo_per_role') for s in table.get(name, {}).values()]
+    if teams:
+        lines.append(row('warm start alone (team)', teams, 'before', [0.0]))
+    for name, cells in table.items():
+        rows = list(cells.values())
+        lines.append(row(name, rows, 'after', [s['training_cpu_minutes'] for s in rows]))
+        if all('swapped_after' in s for s in rows):
+            lines.append(
+                f'| {name}, roles swapped | {len(rows)} | {spread([s["swapped_after"] for s in rows])} | | | | |'
+            )
+    return '\n'.join(lines) + '\n'
+
+
+def row(name: str, summaries: Sequence[Mapping[str, Any]], when: str, minutes: Sequence[float]) -> str:
+    cells = [spread([s[key_of(column, when)] for s in summaries]) for column in COLUMNS]
+    return f'| {name} | {len(summaries)} | {" | ".join(cells)} | {statistics.fmean(minutes):.1f} |'
+
+
+def key_of(column: str, when: str) -> str:
+    base, _, suffix = column.partition('_')
+    return f'{base}_{when}' + (f'_{suffix}' if suffix else '')
+
+
+def spread(shares: Sequence[float]) -> str:
+    """Mean ± standard error over seeds, in percent."""
+    mean = statistics.fmean(shares)
+    if len(shares) < 2:
+        return f'{mean:.1%}'
+    return f'{100 * mean:.1f} ± {100 * statistics.stdev(shares) / math.sqrt(len(shares)):.1f} %'

@@ -1,0 +1,126 @@
+"""The main job as a user runs it: from the command line, killed, resumed, and on its own data."""
+
+import json
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mallm.envs import sokoban_task
+from mallm.envs.sokoban_task import SokobanTask
+from mallm.io.checkpoint import Checkpoints
+
+ROOT = pathlib.Path(__file__).parents[1]
+TINY = shlex.split(
+    '--model.width 32 --model.layers 1 --model.heads 2 --model.kv-heads 1 --model.head-dim 16 --model.ffn 32 '
+    '--sampling.envs 4 --sampling.k 4 --sampling.turns 2 --learning.step-groups 8 --learning.micro-groups 8 '
+    '--warm-start.steps 2 --warm-start.rows 8 --evaluation.every 0 --evaluation.report-boards 4 '
+    '--evaluation.replays 1 --save-every 1 --wandb disabled --steps 6'
+)
+
+
+def command(runs: pathlib.Path, *extra: str) -> list[str]:
+    return [sys.executable, '-m', 'experiments.sokoban_at_grpo', *TINY, '--runs', str(runs), *extra]
+
+
+def run(runs: pathlib.Path, *extra: str) -> dict:
+    """Runs the main job to its end; returns the JSON line that it prints last."""
+    done = subprocess.run(command(runs, *extra), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def saved_arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every array of the newest checkpoint, by its place in the file tree of a fresh restore."""
+    from mallm.experiment import Experiment, ModelSettings
+    from mallm.train import build, restore
+
+    settings = ModelSettings(width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32)
+    built = build(Experiment(model=settings, wandb='disabled'), folder.with_name(folder.name + '-read'), None)
+    at = Checkpoints(folder).latest()
+    assert at is not None
+    import dataclasses
+
+    state, _ = restore(dataclasses.replace(built, checkpoints=Checkpoints(folder)), at)
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(built.pools['shared'].state)
+    assert state == at
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict]:
+    runs = tmp_path_factory.mktemp('straight')
+    return runs / 'sokoban_at_grpo-seed0', run(runs)
+
+
+def test_the_last_line_on_stdout_is_the_summary_that_is_also_stored(straight):
+    folder, summary = straight
+    assert summary == json.loads((folder / 'summary.json').read_text())
+    wanted = {'run', 'seed', 'commit', 'minutes', 'cpu_minutes', 'success_before', 'success_after', 'strict_before',
+              'strict_after', 'random_mover', 'success_before_t1', 'strict_after_t1'}  # fmt: skip
+    assert wanted <= summary.keys()
+    assert (folder / 'report.html').stat().st_size > 10_000
+    assert (folder / 'curves.png').stat().st_size > 1_000
+
+
+def test_a_killed_and_resumed_run_ends_bit_for_bit_like_a_straight_one(straight, tmp_path):
+    folder, summary = straight
+    child = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    cut = tmp_path / folder.name
+    third = cut / 'checkpoints' / '00000003'
+    deadline = time.monotonic() + 240
+    while not (third / 'seal.json').exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    stopped_at = Checkpoints(cut).latest()
+    assert stopped_at is not None and 3 <= stopped_at < 6, 'the run was not cut in its middle'
+
+    resumed = run(tmp_path, '--resume', folder.name)
+
+    volatile = {'minutes', 'cpu_minutes', 'training_cpu_minutes'}
+    assert {k: v for k, v in resumed.items() if k not in volatile} == {
+        k: v for k, v in summary.items() if k not in volatile
+    }
+    one, other = saved_arrays(folder), saved_arrays(cut)
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    steps = [json.loads(line) for line in (cut / 'metrics.jsonl').read_text().splitlines()]
+    assert [row['step'] for row in steps if row['axis'] == 'rollout'] == list(range(6)), 'no step twice, none missed'
+
+
+def test_resuming_what_is_not_there_says_what_is(tmp_path):
+    (tmp_path / 'another-seed1').mkdir()
+    done = subprocess.run(
+        command(tmp_path, '--resume', 'no-such-run'), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert 'no-such-run' in done.stderr and 'another-seed1' in done.stderr
+
+
+def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_one(tmp_path):
+    done = subprocess.run(
+        command(tmp_path, '--sampling.tempperature', '2'), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert 'temperature' in done.stdout + done.stderr
+
+
+def test_training_and_held_out_boards_never_share_a_layout_and_strict_boards_have_walls():
+    task = SokobanTask()
+    trained = {task.train(seed).board.layout_key() for seed in range(400)}
+    splits = (sokoban_task.HELD_OUT, sokoban_task.STRICT, sokoban_task.FINAL, sokoban_task.FINAL_STRICT)
+    tested = {split: [task.test(split, i).board for i in range(60)] for split in splits}
+    for boards in tested.values():
+        assert not trained & {board.layout_key() for board in boards}
+    for split in (sokoban_task.STRICT, sokoban_task.FINAL_STRICT):
+        assert min(board.inner_walls() for board in tested[split]) >= 2
+    assert tested[sokoban_task.HELD_OUT] != tested[sokoban_task.FINAL]
