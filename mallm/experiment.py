@@ -31,6 +31,10 @@ class ModelSettings:
     remat: bool = True
     mesh: tuple[int, int, int] = (1, 1, 1)
 
+    def __post_init__(self) -> None:
+        self.architecture(vocab=1)
+        require(min(self.mesh) >= 1, 'mesh', self.mesh, 'every axis has at least one device')
+
     def architecture(self, vocab: int) -> Architecture:
         return Architecture(
             vocab, self.width, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn, remat=self.remat
@@ -79,7 +83,8 @@ class AlgorithmSettings:
       floor: added to the standard deviation.
       alpha: weight of the team reward.
       clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high].
-      truncate: cap of importance weights between sampler and old policy.
+      old_policy: ratios are taken against the 'sampler's log-probs, or against the 'learner's, computed anew.
+      truncate: cap of the importance weights between sampler and learner, where the old policy is the learner's.
       kl: weight of the KL term to the policy as it was after the warm start; 0 keeps no reference.
       entropy: starting weight of the entropy bonus.
       entropy_target: nats steered to at the start and at the end; negative leaves the weight as it is.
@@ -94,6 +99,7 @@ class AlgorithmSettings:
     alpha: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.28
+    old_policy: Literal['sampler', 'learner'] = 'sampler'
     truncate: float = 2.0
     kl: float = 0.0
     entropy: float = 0.05
@@ -107,6 +113,12 @@ class AlgorithmSettings:
         require(0 < self.clip_low < 1, 'clip_low', self.clip_low, 'must lie between 0 and 1, e.g. 0.2')
         require(self.clip_high > 0, 'clip_high', self.clip_high, 'must be positive, e.g. 0.28')
         require(self.truncate >= 1, 'truncate', self.truncate, 'a cap below 1 would weaken on-policy data; use 2')
+        require(
+            self.entropy > 0 or max(self.entropy_target) < 0,
+            'entropy',
+            self.entropy,
+            'a target steers by multiplying the weight: start from a positive one, or set negative targets',
+        )
         require(self.kl >= 0, 'kl', self.kl, 'must be 0 (off) or positive')
         require(self.schedule_period >= 0, 'schedule_period', self.schedule_period, 'must be 0 (all learn) or positive')
 
@@ -117,13 +129,14 @@ class AlgorithmSettings:
             'mean': credit.centred,
             'loo': credit.leave_one_out,
         }
+        normalise = normalisers[self.normalise]
         credits = {
-            'agent_turn': credit.agent_turn,
-            'team': credit.team,
-            'parallel_agent_turn': credit.parallel_agent_turn,
+            'agent_turn': credit.agent_turn(normalise, alpha=self.alpha),
+            'team': credit.team(normalise),
+            'parallel_agent_turn': credit.parallel_agent_turn(normalise, alpha=self.alpha),
         }
         return Algorithm(
-            credit=credits[self.credit](normalisers[self.normalise], alpha=self.alpha),
+            credit=credits[self.credit],
             objective=functools.partial(
                 losses.clipped_surrogate, low=self.clip_low, high=self.clip_high, cap=self.truncate
             ),
@@ -174,6 +187,10 @@ class WarmStartSettings:
     rate: float = 3e-3
     cpu_minutes: float = 0.0
 
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, 'warm_start.steps', self.steps, 'must be 0 (none) or positive')
+        require(self.rows >= 1, 'warm_start.rows', self.rows, 'a step needs at least one demonstration')
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
@@ -192,6 +209,11 @@ class EvaluationSettings:
     report_boards: int = 1024
     replays: int = 6
     split: Literal['final', 'held_out'] = 'final'
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, 'evaluation.every', self.every, 'must be 0 (never) or positive')
+        require(self.boards >= 1, 'evaluation.boards', self.boards, 'an evaluation plays at least one board')
+        require(self.report_boards >= 1, 'evaluation.report_boards', self.report_boards, 'plays at least one board')
 
 
 @dataclasses.dataclass(frozen=True)

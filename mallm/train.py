@@ -143,6 +143,9 @@ def train_step(run: Run, step: int, done: float) -> None:
     for pool, live in sorted(route(credited, learning_roles).items()):
         seed = rng.seed_for(experiment.seed, rng.SHUFFLE, step, rng.number_of(pool))
         steps = pack(rows_of(live, temperatures), experiment.packing(), seed)
+        if experiment.algorithm.old_policy == 'learner':
+            state = run.pools[pool].state
+            steps = [[run.updater.rescored(state, batch) for batch in micros] for micros in steps]
         run.sink.write(f'update/{pool}', step, run.pools[pool].learn(run.updater, steps, knobs(experiment, step, done)))
     load(run, step + 1)
     timing = {'seconds/play': played_at - started, 'seconds/learn': time.perf_counter() - played_at}
@@ -252,8 +255,8 @@ def warm_start(run: Run) -> None:
 def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
     """One supervised step's rows for the roles that a pool plays."""
     experiment = run.experiment
-    rows: list[Row] = []
-    while len(rows) < experiment.warm_start.rows:
+    wanted, rows = experiment.warm_start.rows, []
+    for _ in range(1000 * wanted):
         seed = rng.seed_for(experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
         rows += [
             demonstration(
@@ -263,7 +266,12 @@ def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
             for d in experiment.task.demonstrations(seed)
             if experiment.pools[d.role] == pool
         ]
-    return rows
+        if len(rows) >= wanted:
+            return rows
+    raise ValueError(
+        f'{1000 * wanted} seeds gave {len(rows)} of {wanted} demonstrations for pool {pool!r}: widen the task, or skip '
+        'the warm start with warm_start.steps=0'
+    )
 
 
 def clone(run: Run, pool: str, rows: Sequence[Row], rate: float, seed: int) -> dict[str, float]:

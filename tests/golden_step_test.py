@@ -144,7 +144,7 @@ def test_the_batches_hold_exactly_what_was_sampled_in_live_groups(step):
                 packed[
                     tuple(micro.prompts_GP[g, : micro.lengths_G[g]].tolist()),
                     tuple(micro.answers_GKS[g, k, :n].tolist()),
-                    tuple(micro.logps_GKS[g, k, :n]),
+                    tuple(micro.sampler_logps_GKS[g, k, :n]),
                     micro.advantages_GK[g, k],
                 ] += 1
         assert packed == sampled

@@ -58,7 +58,7 @@ def agent_turn(normalise: Normaliser, *, alpha: float) -> Credit:
     return credit
 
 
-def team(normalise: Normaliser, *, alpha: float) -> Credit:
+def team(normalise: Normaliser) -> Credit:
     """Trajectory-level GRPO on the team: siblings of one environment are compared by their whole return.
 
     Every answer of a trajectory gets the trajectory's advantage, whichever role wrote it.

@@ -102,16 +102,17 @@ def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -
     """
     draw = random.Random(seed)
     board = sokoban.generate(seed, spec)
+    goalless = dataclasses.replace(board, goals=0)
     wanted = draw.choice((1, 1, 2, 3))
     pushes: list[str] = []
     for _ in range(4 * wanted):
         pushes.append(draw.choice(sokoban.MOVES))
-        if sokoban.execute(board, sokoban.parse_program(''.join(pushes)).pushes).stuck:
+        if sokoban.execute(goalless, sokoban.parse_program(''.join(pushes)).pushes).stuck:
             pushes.pop()
         if len(pushes) == wanted:
             break
     text = ''.join(pushes)
-    moves = sokoban.execute(board, sokoban.parse_program(text).pushes).moves
+    moves = sokoban.execute(goalless, sokoban.parse_program(text).pushes).moves
     if not pushes or len(moves) > rules.moves:
         return []
     world = SokobanTeam(board, rules, order)

@@ -24,7 +24,8 @@ class Batch:
       lengths_G: true prompt lengths.
       answers_GKS: token ids, padded on the right.
       mask_GKS: 1 at tokens that are trained on (the end token included), else 0.
-      logps_GKS: the sampler's log-probabilities, nats.
+      sampler_logps_GKS: log-probabilities as the sampler reported them, nats.
+      old_logps_GKS: the same under the policy that ratios are taken against; the sampler's own unless rescored.
       advantages_GK: one number an answer.
       temperature_G: what the answers were sampled at.
       divisor: the summed loss is divided by this; shared by all micro-batches of one optimiser step.
@@ -34,7 +35,8 @@ class Batch:
     lengths_G: jax.Array | np.ndarray
     answers_GKS: jax.Array | np.ndarray
     mask_GKS: jax.Array | np.ndarray
-    logps_GKS: jax.Array | np.ndarray
+    sampler_logps_GKS: jax.Array | np.ndarray
+    old_logps_GKS: jax.Array | np.ndarray
     advantages_GK: jax.Array | np.ndarray
     temperature_G: jax.Array | np.ndarray
     divisor: jax.Array | np.ndarray
@@ -170,4 +172,4 @@ def batch_of(rows: Sequence[Row], shape: tuple[int, int, int], size: int, diviso
         advantages[g] = row.advantages
         for k, (ids, logp) in enumerate(zip(row.answers, row.logps, strict=True)):
             answers[g, k, : len(ids)], logps[g, k, : len(ids)], mask[g, k, : len(ids)] = ids, logp, 1
-    return Batch(prompts, lengths, answers, mask, logps, advantages, temperature, np.float32(divisor))
+    return Batch(prompts, lengths, answers, mask, logps, logps, advantages, temperature, np.float32(divisor))

@@ -5,6 +5,7 @@ loss is a sum divided by one number that is known beforehand, the result does no
 micro-batches or over how many devices it is spread.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,9 @@ def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch)
     logp, entropy = score(params)
     reference_logp = jax.lax.stop_gradient(logp) if reference is None else jax.lax.stop_gradient(score(reference)[0])
     advantage = jnp.broadcast_to(batch.advantages_GK[:, :, None], shape_GKS)
-    return losses.Tokens(logp, batch.logps_GKS, batch.logps_GKS, reference_logp, entropy, advantage, batch.mask_GKS)
+    return losses.Tokens(
+        logp, batch.old_logps_GKS, batch.sampler_logps_GKS, reference_logp, entropy, advantage, batch.mask_GKS
+    )
 
 
 class Updater:
@@ -111,7 +114,7 @@ class Updater:
             return LearnerState(state.updates + 1, params, moments, coefficient, state.reference), metrics
 
         whole, split = sharding.replicated(mesh), sharding.group_sharding(mesh)
-        batch_shardings = Batch(*(split,) * 7, divisor=whole)
+        batch_shardings = Batch(*(split,) * 8, divisor=whole)
         sums_shape = Accumulated(shardings.params, whole)
         one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
         names = (*jax.eval_shape(objective, losses.Tokens(*(one,) * 7))[1], 'entropy', 'kl', 'tokens', 'loss')
@@ -124,6 +127,11 @@ class Updater:
             in_shardings=(sums_shape, shardings, batch_shardings, None),
             out_shardings=sums_shape,
             donate_argnums=0,
+        )
+        self._score = jax.jit(
+            lambda state, batch: token_arrays(module, state.params, None, batch).logp,
+            in_shardings=(shardings, batch_shardings),
+            out_shardings=split,
         )
         self._apply = jax.jit(
             apply,
@@ -141,6 +149,13 @@ class Updater:
         for batch in micros:
             accumulated = self._gradients(accumulated, state, batch, knobs)
         return self._apply(state, accumulated, knobs)
+
+    def rescored(self, state: LearnerState, batch: Batch) -> Batch:
+        """The batch with ratios taken against the learner's own log-probabilities, as they are before the update.
+
+        What the sampler computed differently is then corrected by truncated importance weights.
+        """
+        return dataclasses.replace(batch, old_logps_GKS=self._score(state, batch))
 
     @property
     def compiles(self) -> int:

@@ -139,7 +139,7 @@ def siblings(values, *, env=0, rewards=None) -> list[Trajectory]:
 
 
 def test_team_gives_every_answer_of_a_trajectory_the_trajectorys_advantage():
-    credited = credit.team(credit.centred, alpha=1.0)([*siblings([3, 1]), *siblings([5, 5], env=1)])
+    credited = credit.team(credit.centred)([*siblings([3, 1]), *siblings([5, 5], env=1)])
     told = {(i.group.key.env, i.group.key.sibling, i.group.key.turn, i.group.key.role): i.advantages for i in credited}
     # env 0: mean 2, so +1 and -1 for each of the 2 turns x 2 roles; env 1: equal returns, nothing to learn
     wanted = {0: {0: (1.0,), 1: (-1.0,)}, 1: {0: (0.0,), 1: (0.0,)}}

@@ -31,7 +31,7 @@ def unpacked(steps) -> list[Row]:
                     Row(
                         tuple(batch.prompts_GP[g, : batch.lengths_G[g]].tolist()),
                         tuple(tuple(a[:n].tolist()) for a, n in zip(batch.answers_GKS[g], counts, strict=True)),
-                        tuple(tuple(a[:n].tolist()) for a, n in zip(batch.logps_GKS[g], counts, strict=True)),
+                        tuple(tuple(a[:n].tolist()) for a, n in zip(batch.sampler_logps_GKS[g], counts, strict=True)),
                         tuple(batch.advantages_GK[g].tolist()),
                         float(batch.temperature_G[g]),
                     )
@@ -65,7 +65,7 @@ def test_a_batch_by_hand():
     assert batch.lengths_G.tolist() == [2, 1, 1]
     assert batch.answers_GKS.tolist() == [[[10, 0], [110, 111]], [[10, 11], [110, 0]], [[0, 0], [0, 0]]]
     assert batch.mask_GKS.tolist() == [[[1, 0], [1, 1]], [[1, 1], [1, 0]], [[0, 0], [0, 0]]]
-    np.testing.assert_allclose(batch.logps_GKS[1], [[-0.01, -0.02], [-0.01, 0]], rtol=1e-6)
+    np.testing.assert_allclose(batch.sampler_logps_GKS[1], [[-0.01, -0.02], [-0.01, 0]], rtol=1e-6)
     assert batch.advantages_GK.tolist() == [[0.5, -0.5], [3, 0], [0, 0]]
     assert batch.divisor == 6
 
