@@ -60,7 +60,7 @@ class SamplingSettings:
     envs: int = 128
     k: int = 8
     turns: int = 4
-    temperature: float = 1.0
+    temperature: float = 1.2
     max_tokens: int = 8
     choose: Literal['greedy', 'sampled', 'first'] = 'greedy'
     max_fault_share: float = 0.5
@@ -102,9 +102,9 @@ class AlgorithmSettings:
     old_policy: Literal['sampler', 'learner'] = 'sampler'
     truncate: float = 2.0
     kl: float = 0.0
-    entropy: float = 0.05
-    entropy_target: tuple[float, float] = (0.4, 0.1)
-    entropy_range: tuple[float, float] = (0.0, 0.4)
+    entropy: float = 0.1
+    entropy_target: tuple[float, float] = (0.7, 0.15)
+    entropy_range: tuple[float, float] = (0.02, 0.4)
     divisor: Literal['tokens', 'constant'] = 'constant'
     schedule_period: int = 0
 
@@ -157,7 +157,7 @@ class LearningSettings:
       micro_groups: groups in one micro-batch.
     """
 
-    rate: tuple[float, float] = (8e-4, 8e-5)
+    rate: tuple[float, float] = (4e-4, 4e-5)
     warmup: int = 3
     clip: float = 1.0
     b1: float = 0.9
@@ -182,7 +182,7 @@ class WarmStartSettings:
       cpu_minutes: go on cloning until this much processor time is used, as a control; 0 for `steps` alone.
     """
 
-    steps: int = 60
+    steps: int = 50
     rows: int = 64
     rate: float = 3e-3
     cpu_minutes: float = 0.0
@@ -233,7 +233,7 @@ class Experiment:
 
     name: str = 'run'
     seed: int = 0
-    steps: int = 300
+    steps: int = 250
     cpu_minutes: float = 0.0
     pools: dict[str, str] = dataclasses.field(default_factory=lambda: {'tool': 'shared', 'plan': 'shared'})
     task: SokobanTask = SokobanTask()

@@ -162,19 +162,24 @@ def test_parallel_agent_turn_lets_a_longer_trajectory_stand_alone_where_no_sibli
     assert {i.advantages for i in credited if i.group.key.turn == 1} == {(0.0,)}
 
 
-RULES = [credit.agent_turn, credit.team, credit.parallel_agent_turn]
+RULES = [
+    credit.agent_turn(credit.centred, alpha=1.0),
+    credit.team(credit.centred),
+    credit.parallel_agent_turn(credit.centred, alpha=1.0),
+]
+NAMES = ['agent_turn', 'team', 'parallel_agent_turn']
 
 
-@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize('rule', RULES, ids=NAMES)
 def test_a_trajectory_with_a_fault_is_refused_by_every_rule(rule):
     faulty = episode([group([1, 0], env=6)], fault='engine: server gone')
     with pytest.raises(ValueError, match=r'env 6 failed \(engine: server gone\): leave faulty'):
-        rule(credit.centred, alpha=1.0)([episode([group([1, 0])]), faulty])
+        rule([episode([group([1, 0])]), faulty])
 
 
-@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize('rule', RULES, ids=NAMES)
 def test_no_trajectories_give_no_credit(rule):
-    assert rule(credit.centred, alpha=1.0)([]) == []
+    assert rule([]) == []
 
 
 def test_credit_owes_every_candidate_an_advantage():

@@ -1,0 +1,117 @@
+"""What every benchmark shares: repeated timings, the machine's facts, a table, one JSON file of results."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Repeated measurements of one thing."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> 'Spread':
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def rate(self, amount: float) -> 'Spread':
+        """`amount` in a second, where these are the seconds it took."""
+        return Spread(amount / self.median, amount / self.high, amount / self.low, self.n)
+
+    def show(self, digits: int = 0) -> str:
+        return f'{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})'
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Wall seconds of repeated calls, and what the first one took longer (tracing and compiling)."""
+
+    seconds: Spread
+    compile_s: float
+
+
+def timed(call: Callable[[], Any], repeats: int) -> Timing:
+    """Times `call`, which must wait for its result, after a first call that compiles."""
+    started = time.perf_counter()
+    call()
+    first = time.perf_counter() - started
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - started)
+    spread = Spread.of(taken)
+    return Timing(spread, max(0.0, first - spread.median))
+
+
+def peak_rss_mib() -> float:
+    """Peak resident memory of this process, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == 'darwin' else 1 << 10)
+
+
+def facts(seed: int, packages: Sequence[str]) -> dict[str, Any]:
+    """Hardware, load, commit, versions, seed and command: what a number means nothing without."""
+    return {
+        'command': ' '.join(['python -m', f'benchmarks.{pathlib.Path(sys.argv[0]).stem}', *sys.argv[1:]]),
+        'seed': seed,
+        'commit': git('rev-parse', 'HEAD') + ('' if not git('status', '--porcelain', 'mallm') else ' + changes'),
+        'hardware': {'cpu': cpu_name(), 'cores': usable_cores(), 'system': platform.platform()},
+        'load_average_at_start': os.getloadavg(),
+        'versions': {'python': platform.python_version()} | {p: importlib.metadata.version(p) for p in packages},
+    }
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    info = pathlib.Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(':')[2].strip() for line in lines if line.startswith('model name')), platform.machine())
+
+
+def git(*arguments: str) -> str:
+    """What git says, or 'unknown' outside a checkout."""
+    done = subprocess.run(['git', *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else 'unknown'
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table; the first column is left, numbers are right."""
+    table = Table(title=title, title_justify='left')
+    for i, column in enumerate(columns):
+        table.add_column(column, justify='left' if i == 0 else 'right')
+    for row in rows:
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+def write(name: str, results: dict[str, Any]) -> pathlib.Path:
+    """Writes `benchmarks/results/NAME.json`."""
+    path = ROOT / 'benchmarks' / 'results' / f'{name}.json'
+    path.parent.mkdir(exist_ok=True)
+    plain = lambda value: dataclasses.asdict(value)  # noqa: E731
+    path.write_text(json.dumps(results, indent=1, default=plain) + '\n')
+    print(f'written: {path.relative_to(ROOT)}')
+    return path
