@@ -81,6 +81,16 @@ def facts(seed: int, packages: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def use_cores(count: int) -> None:
+    """Keeps this process, and the ones it starts, to that many cores (Linux); 0 leaves them all.
+
+    On a machine that does other work, one core is the fair choice: threads that wait for each other at barriers, as
+    OpenMP's do, lose many times what one thread loses.
+    """
+    if count:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-count:])
+
+
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
 

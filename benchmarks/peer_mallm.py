@@ -69,6 +69,7 @@ class Worker:
     def step(self, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
         """Samples, rewards, credits and learns, and says how long sampling and learning took (seconds)."""
         k, new, started = self.job['k'], self.job['new'], time.perf_counter()
+        cpu_started = time.process_time()
         parts = k if self.split else 1
         self.engine.load('peer', self.pool.state.params, self.steps)
         asked = [(Prompt('one', (), tuple(prompt)), part) for prompt in prompts for part in range(parts)]
@@ -82,7 +83,8 @@ class Worker:
         answers = [answer for group in asyncio.run(ask()) for answer in group]
         sampled_at = time.perf_counter()
         rewards = [sum(i % 2 == 0 for i in answer.ids) / new for answer in answers]
-        advantages = [a for g in range(0, len(rewards), k) for a in credit.standardised(rewards[g : g + k], floor=1e-4)]
+        normalise = functools.partial(credit.standardised, floor=1e-4)
+        advantages = [a for g in range(0, len(rewards), k) for a in credit.compare(rewards[g : g + k], normalise)]
         size = k // parts
         rows = [
             Row(
@@ -100,6 +102,7 @@ class Worker:
         self.steps += 1
         return {
             'step_s': ended - started,
+            'cpu_s': time.process_time() - cpu_started,
             'generate_s': sampled_at - started,
             'update_s': ended - packed_from,
             'reward': float(np.mean(rewards)),

@@ -63,12 +63,14 @@ class Hold(TrainerCallback):
     def __init__(self, clock: Clock, answers: TextIO) -> None:
         self.clock, self.answers = clock, answers
         self.started: float | None = None
+        self.cpu_started = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.started is not None:
             step_s = time.perf_counter() - self.started
             told = {
                 'step_s': step_s,
+                'cpu_s': time.process_time() - self.cpu_started,
                 'generate_s': self.clock.generate_s,
                 'update_s': step_s - self.clock.prepare_s,
                 'reward': self.clock.reward,
@@ -79,7 +81,7 @@ class Hold(TrainerCallback):
         if not sys.stdin.readline():
             os._exit(0)  # nothing is asked any more; the trainer has no other way out of its loop
         self.clock.reset()
-        self.started = time.perf_counter()
+        self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
 
 def main() -> None:

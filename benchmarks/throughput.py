@@ -19,10 +19,10 @@ import numpy as np
 import tyro
 from flax import linen as nn
 
-from benchmarks.measure import Spread, Timing, facts, peak_rss_mib, show, timed, write
+from benchmarks.measure import Spread, Timing, facts, peak_rss_mib, show, timed, use_cores, write
 from mallm import cli
 from mallm.experiment import Experiment, ModelSettings
-from mallm.learn.pack import Batch
+from mallm.learn.pack import Packing, Row, pack
 from mallm.learn.state import make_state, optimiser
 from mallm.learn.update import Knobs, Updater
 from mallm.models.config import Architecture
@@ -46,6 +46,7 @@ class Settings:
       prompt_tokens: prompt lengths of the learner; sampling uses the longest.
       answer_tokens: tokens of every answer.
       groups: groups in the learner's batch.
+      cores: keeps the process to this many cores (Linux); 0 leaves it all.
       wide: width of the larger model (its ffn is twice that, heads are of 64); 0 leaves it out.
     """
 
@@ -56,6 +57,7 @@ class Settings:
     prompt_tokens: tuple[int, ...] = (32, 48)
     answer_tokens: int = 8
     groups: int = 32
+    cores: int = 0
     wide: int = 512
 
 
@@ -81,11 +83,12 @@ def forward_flops(arch: Architecture, groups: int, k: int, prompt: int, answer: 
 def matmul_peak(repeats: int) -> dict[str, Spread]:
     """FLOP/s of square float32 products on the same devices; the largest median is the peak used below."""
     multiply = jax.jit(jnp.matmul)
-    rates = {}
-    for n in (512, 1024, 2048):
+
+    def rate(n: int) -> Spread:
         a = jnp.ones((n, n), jnp.float32)
-        rates[str(n)] = timed(lambda a=a: multiply(a, a).block_until_ready(), repeats).seconds.rate(2.0 * n**3)
-    return rates
+        return timed(lambda: multiply(a, a).block_until_ready(), repeats).seconds.rate(2.0 * n**3)
+
+    return {str(n): rate(n) for n in (512, 1024, 2048)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,16 +169,18 @@ class Bench:
 
     def learn(self, groups: int, k: int, prompt: int, answer: int) -> Measured:
         """A whole optimiser step of one micro-batch: loss, gradient, clipping, AdamW."""
-        batch = Batch(
-            prompts_GP=self.ids.integers(2, self.arch.vocab, (groups, prompt)).astype(np.int32),
-            lengths_G=np.full(groups, prompt, np.int32),
-            answers_GKS=self.ids.integers(2, self.arch.vocab, (groups, k, answer)).astype(np.int32),
-            mask_GKS=np.ones((groups, k, answer), np.float32),
-            logps_GKS=np.full((groups, k, answer), -np.log(self.arch.vocab), np.float32),
-            advantages_GK=self.ids.normal(size=(groups, k)).astype(np.float32),
-            temperature_G=np.ones(groups, np.float32),
-            divisor=np.float32(groups * k * answer),
-        )
+        ids = self.ids.integers(2, self.arch.vocab, (groups, prompt + k * answer)).tolist()
+        logps = ((-float(np.log(self.arch.vocab)),) * answer,) * k
+        rows = [
+            Row(
+                tuple(row[:prompt]),
+                tuple(tuple(row[prompt + j * answer :][:answer]) for j in range(k)),
+                logps,
+                tuple(self.ids.normal(size=k).tolist()),
+            )
+            for row in ids
+        ]
+        ((batch,),) = pack(rows, Packing(0, groups), self.settings.seed)
 
         def step() -> None:
             self.state, metrics = self.updater(self.state, [batch], Knobs(1e-4))
@@ -206,6 +211,7 @@ def measure_wide(bench: Bench) -> list[Measured]:
 
 def main(settings: Settings) -> None:
     cli.keep_memory()
+    use_cores(settings.cores)
     about = facts(settings.seed, ('jax', 'jaxlib', 'flax', 'optax', 'numpy'))
     peaks = matmul_peak(settings.repeats)
     benches = [Bench('main', ModelSettings(), settings)]

@@ -103,7 +103,7 @@ class AlgorithmSettings:
     truncate: float = 2.0
     kl: float = 0.0
     entropy: float = 0.1
-    entropy_target: tuple[float, float] = (0.7, 0.15)
+    entropy_target: tuple[float, float] = (0.8, 0.25)
     entropy_range: tuple[float, float] = (0.02, 0.4)
     divisor: Literal['tokens', 'constant'] = 'constant'
     schedule_period: int = 0

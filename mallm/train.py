@@ -125,7 +125,7 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
 def begin(run: Run) -> tuple[int, dict[str, Any]]:
     """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
     warm_start(run)
-    return 0, {'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
+    return 0, {'commit': commit(), 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
 
 
 def train_step(run: Run, step: int, done: float) -> None:
@@ -349,7 +349,7 @@ def summarise(run: Run, progress: Mapping[str, Any], after: Mapping[str, Any]) -
     return {
         'run': run.folder.name,
         'seed': experiment.seed,
-        'commit': commit(),
+        'commit': progress['commit'],
         'minutes': round(minutes, 2),
         'cpu_minutes': round(cpu_minutes, 2),
         'training_cpu_minutes': round(progress['training_cpu_minutes'], 2),

@@ -7,10 +7,12 @@ Roles that exist:
 A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with
 it.
 
-The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring,
-then either where player, boxes and goals are (row and column), or what the tool did:
-  T#. @/ $ #/    /  ##@03$11.01      P#. @/ $ #/    /  ##=U:LDDLU;@11$01
-with `;` for done, `!` for stuck, `~` for more moves than fit in a turn, and then where player and boxes would be.
+The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring, and
+for `tool` where player, boxes and goals are (row and column) and at which push the last program got stuck, for `plan`
+what the tool did in this turn:
+  T#. @/ $ #/    /  ##@03$11.01      P#. @/ $ #/    /  ##=U;@11$01:LDDLU,,,
+that is the program, `;` for done, `!` for stuck or `~` for more moves than fit in a turn, where player and boxes would
+be, and the interpreter's moves, filled up to a turn's length.
 """
 
 import dataclasses
@@ -90,13 +92,24 @@ class Rules:
 
 @dataclasses.dataclass(frozen=True)
 class SokobanTeam:
-    """One state of one board in the hands of a team. Immutable; see `mallm.envs.base.World`."""
+    """One state of one board in the hands of a team. Immutable; see `mallm.envs.base.World`.
+
+    Attributes:
+      board: the board as it is now.
+      rules: what a turn may do and pays.
+      order: the roles of the team, in acting order.
+      program: what the tool wrote in this turn, as understood.
+      execution: what the interpreter made of it, or None before the tool has written.
+      stuck: the push at which the last turn's program got stuck, or ''; without it a tool that fails would see the same
+        board and write the same program again.
+    """
 
     board: Board
     rules: Rules
     order: tuple[str, ...] = ('tool', 'plan')
     program: str = ''
     execution: Execution | None = None
+    stuck: str = ''
 
     @property
     def solved(self) -> bool:
@@ -111,7 +124,7 @@ class SokobanTeam:
             told = f'={self.program}{execution_text(self.execution, self.rules.moves)}'
         else:
             goals = ''.join(f'.{place(cell, self.board)}' for cell in sokoban.cells_of(self.board.goals))
-            told = places_text(self.board) + goals
+            told = places_text(self.board) + goals + (f'!{self.stuck}' if self.stuck else '')
         return (Message('user', MARKS[role] + cells_text(self.board) + told),)
 
     def act(self, role: str, text: str) -> 'tuple[SokobanTeam, Reward]':
@@ -196,7 +209,8 @@ def act_plan(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     rules = world.rules
     board, illegal, clean = run_moves(world.board, text, rules.moves)
     local = (('format', -rules.useless * (not clean)), ('illegal', -rules.illegal * illegal))
-    after = dataclasses.replace(world, board=board, program='', execution=None)
+    stuck = world.execution.stuck if world.execution is not None else ''
+    after = dataclasses.replace(world, board=board, program='', execution=None, stuck=stuck)
     return after, reward(gain(world.board, board, rules.shaping), local)
 
 
@@ -206,7 +220,8 @@ def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     _, execution, clean = run_program(world.board, text, rules.pushes)
     board, _ = world.board.play(execution.moves[: rules.moves])
     local = (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * bool(execution.stuck)))
-    return dataclasses.replace(world, board=board), reward(gain(world.board, board, rules.shaping), local)
+    after = dataclasses.replace(world, board=board, stuck=execution.stuck)
+    return after, reward(gain(world.board, board, rules.shaping), local)
 
 
 ACTS: Mapping[str, Callable[[SokobanTeam, str], tuple[SokobanTeam, Reward]]] = {

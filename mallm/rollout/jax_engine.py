@@ -46,6 +46,13 @@ def keep_mask(logits_V: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Ar
     return jnp.zeros_like(kept).at[order].set(kept)
 
 
+def most_likely(scores_NV: jax.Array) -> jax.Array:
+    """`scores_NV.argmax(-1)` as two plain reductions: XLA turns those, but not its argmax, into CPU vector code."""
+    V = scores_NV.shape[-1]
+    is_peak = scores_NV == scores_NV.max(-1, keepdims=True)
+    return jnp.where(is_peak, jnp.arange(V, dtype=jnp.int32)[None], V - 1).min(-1)
+
+
 def draw(
     logits_NV: jax.Array, keys_N: jax.Array, temperature_N: jax.Array, filters: tuple[jax.Array, jax.Array] | None
 ) -> tuple[jax.Array, jax.Array]:
@@ -59,8 +66,8 @@ def draw(
     if filters is not None:
         tempered = jnp.where(jax.vmap(keep_mask)(tempered, *filters), tempered, -jnp.inf)
     logp_NV = jax.nn.log_softmax(tempered, axis=-1)
-    drawn_N = jax.vmap(jax.random.categorical)(keys_N, tempered)
-    token_N = jnp.where(greedy_N, logits_NV.argmax(-1), drawn_N).astype(jnp.int32)
+    noise_NV = jax.vmap(lambda key: jax.random.gumbel(key, logits_NV.shape[1:]))(keys_N)
+    token_N = most_likely(jnp.where(greedy_N[:, None], logits_NV, tempered + noise_NV))
     logp_N = jnp.take_along_axis(logp_NV, token_N[:, None], axis=1)[:, 0]
     return token_N, jnp.where(greedy_N, 0.0, logp_N)
 
