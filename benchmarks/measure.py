@@ -51,16 +51,21 @@ class Timing:
 
 def timed(call: Callable[[], Any], repeats: int) -> Timing:
     """Times `call`, which must wait for its result, after a first call that compiles."""
+    return timed_in_turn([call], repeats)[0]
+
+
+def timed_in_turn(calls: Sequence[Callable[[], Any]], repeats: int) -> list[Timing]:
+    """Times several calls alternately, so that what else the machine does meanwhile hits all of them."""
+    first = [seconds(call) for call in calls]
+    taken = [[seconds(call) for call in calls] for _ in range(repeats)]
+    spreads = [Spread.of(times) for times in zip(*taken, strict=True)]
+    return [Timing(spread, max(0.0, f - spread.median)) for f, spread in zip(first, spreads, strict=True)]
+
+
+def seconds(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
-    first = time.perf_counter() - started
-    taken = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - started)
-    spread = Spread.of(taken)
-    return Timing(spread, max(0.0, first - spread.median))
+    return time.perf_counter() - started
 
 
 def peak_rss_mib() -> float:
@@ -71,8 +76,9 @@ def peak_rss_mib() -> float:
 
 def facts(seed: int, packages: Sequence[str]) -> dict[str, Any]:
     """Hardware, load, commit, versions, seed and command: what a number means nothing without."""
+    given = ['PATH' if pathlib.Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
     return {
-        'command': ' '.join(['python -m', f'benchmarks.{pathlib.Path(sys.argv[0]).stem}', *sys.argv[1:]]),
+        'command': ' '.join(['python -m', f'benchmarks.{pathlib.Path(sys.argv[0]).stem}', *given]),
         'seed': seed,
         'commit': git('rev-parse', 'HEAD') + ('' if not git('status', '--porcelain', 'mallm') else ' + changes'),
         'hardware': {'cpu': cpu_name(), 'cores': usable_cores(), 'system': platform.platform()},

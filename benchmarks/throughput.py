@@ -10,7 +10,7 @@ FLOPs counted (a multiply-add is 2; padding there is none; recomputation is NOT 
 
 import asyncio
 import dataclasses
-import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 from flax import linen as nn
 
-from benchmarks.measure import Spread, Timing, facts, peak_rss_mib, show, timed, use_cores, write
+from benchmarks.measure import Spread, Timing, facts, peak_rss_mib, show, timed, timed_in_turn, use_cores, write
 from mallm import cli
 from mallm.experiment import Experiment, ModelSettings
 from mallm.learn.pack import Packing, Row, pack
@@ -148,24 +148,34 @@ class Bench:
     def parameters(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(self.state.params)))
 
-    def sample(self, rows: int, k: int, answer: int) -> Measured:
-        """A whole engine call: requests in, answers out. One token an answer is the prefill alone (and one draw)."""
+    def sample(self, shapes: Sequence[tuple[int, int]], answer: int) -> list[Measured]:
+        """Whole engine calls of (rows, K), requests in and answers out, timed in turn.
+
+        One token an answer is the prefill alone, and one draw.
+        """
         prompt = max(self.settings.prompt_tokens)
-        prompts = [
-            Prompt('plan', (), tuple(row)) for row in self.ids.integers(2, self.arch.vocab, (rows, prompt)).tolist()
-        ]
         self.engine.load('policy', self.state.params, 0)
+        phase = 'prefill' if answer == 1 else 'sample'
+        timings = timed_in_turn([self.call(*shape, prompt, answer) for shape in shapes], self.settings.repeats)
+        return [
+            Measured(
+                self.name, phase, rows, k, prompt, rows * (prompt if answer == 1 else k * answer),
+                forward_flops(self.arch, rows, k, prompt, answer), timing,
+            )
+            for (rows, k), timing in zip(shapes, timings, strict=True)
+        ]  # fmt: skip
+
+    def call(self, rows: int, k: int, prompt: int, answer: int) -> Callable[[], Any]:
+        ids = self.ids.integers(2, self.arch.vocab, (rows, prompt)).tolist()
+        prompts = [Prompt('plan', (), tuple(row)) for row in ids]
+        params = SamplingParams(answer)
 
         async def ask() -> list[Any]:
-            params = SamplingParams(answer)
             return await asyncio.gather(
                 *[self.engine.sample('policy', p, (0, i), k, params) for i, p in enumerate(prompts)]
             )
 
-        timing = timed(lambda: asyncio.run(ask()), self.settings.repeats)
-        flops = forward_flops(self.arch, rows, k, prompt, answer)
-        phase, tokens = ('prefill', rows * prompt) if answer == 1 else ('sample', rows * k * answer)
-        return Measured(self.name, phase, rows, k, prompt, tokens, flops, timing)
+        return lambda: asyncio.run(ask())
 
     def learn(self, groups: int, k: int, prompt: int, answer: int) -> Measured:
         """A whole optimiser step of one micro-batch: loss, gradient, clipping, AdamW."""
@@ -193,10 +203,10 @@ class Bench:
 
 def measure_main(bench: Bench) -> list[Measured]:
     s = bench.settings
-    sample = functools.partial(bench.sample, answer=s.answer_tokens)
+    shapes = [(rows, k) for rows in s.rows for k in s.ks]
     return [
-        *[bench.sample(rows, k, 1) for rows in s.rows for k in s.ks],
-        *[sample(rows, k) for rows in s.rows for k in s.ks],
+        *bench.sample(shapes, 1),
+        *bench.sample(shapes, s.answer_tokens),
         *[bench.learn(s.groups, 8, prompt, s.answer_tokens) for prompt in s.prompt_tokens],
     ]
 
@@ -204,7 +214,7 @@ def measure_main(bench: Bench) -> list[Measured]:
 def measure_wide(bench: Bench) -> list[Measured]:
     s = bench.settings
     return [
-        bench.sample(s.rows[0], 8, s.answer_tokens),
+        *bench.sample([(s.rows[0], 8)], s.answer_tokens),
         bench.learn(s.groups, 8, max(s.prompt_tokens), s.answer_tokens),
     ]
 

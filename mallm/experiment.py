@@ -50,7 +50,8 @@ class SamplingSettings:
       envs: environment instances in a step.
       k: candidates of a group, or trajectories of an instance.
       turns: most turns of an episode, in training and evaluation.
-      temperature: of training samples; training never truncates the distribution (no top-p, no top-k).
+      temperature: of the first candidate; training never truncates the distribution (no top-p, no top-k).
+      spread: the last candidate of a group is drawn this many times as hot as the first.
       max_tokens: longest answer, the end token included.
       choose: which candidate is executed.
       max_fault_share: the run stops when more than this share of a step's episodes fail.
@@ -60,7 +61,8 @@ class SamplingSettings:
     envs: int = 128
     k: int = 8
     turns: int = 4
-    temperature: float = 1.2
+    temperature: float = 1.0
+    spread: float = 2.0
     max_tokens: int = 8
     choose: Literal['greedy', 'sampled', 'first'] = 'greedy'
     max_fault_share: float = 0.5
@@ -69,6 +71,7 @@ class SamplingSettings:
         require(self.envs >= 1, 'envs', self.envs, 'at least one environment is played')
         require(self.k >= 2, 'k', self.k, 'a group needs at least 2 candidates to compare')
         require(self.turns >= 1, 'turns', self.turns, 'an episode has at least one turn')
+        require(self.spread >= 1, 'spread', self.spread, 'must be 1 (all candidates alike) or more')
         require(self.temperature > 0, 'temperature', self.temperature, 'training explores: use a positive value')
         require(0 <= self.max_fault_share <= 1, 'max_fault_share', self.max_fault_share, 'is a share from 0 to 1')
 
@@ -233,7 +236,7 @@ class Experiment:
 
     name: str = 'run'
     seed: int = 0
-    steps: int = 250
+    steps: int = 240
     cpu_minutes: float = 0.0
     pools: dict[str, str] = dataclasses.field(default_factory=lambda: {'tool': 'shared', 'plan': 'shared'})
     task: SokobanTask = SokobanTask()
@@ -273,10 +276,17 @@ class Experiment:
         learning = self.learning
         return pack.Packing(learning.step_groups, learning.micro_groups, (16, 8), divisors[self.algorithm.divisor])
 
+    def temperatures(self) -> dict[str, tuple[float, ...]]:
+        """What each candidate of each role is sampled at in training."""
+        candidates = self.sampling.k if self.sampling.mode == 'tree' else 1
+        return {role: params.temperatures(candidates) for role, params in self.sampler().roles.items()}
+
     def sampler(self, temperature: float | None = None) -> tree.Sampler:
         """How episodes are played: in training, or at another temperature for evaluation."""
         s = self.sampling
-        params = SamplingParams(s.max_tokens, s.temperature if temperature is None else temperature)
+        params = SamplingParams(s.max_tokens, s.temperature, s.spread)
+        if temperature is not None:
+            params = SamplingParams(s.max_tokens, temperature)
         choices = {'greedy': tree.greedy, 'sampled': tree.sampled, 'first': tree.first}
         return tree.Sampler(
             s.k, s.turns, self.algorithm.alpha, choices[s.choose], dict.fromkeys(self.task.team, params)

@@ -139,7 +139,7 @@ def train_step(run: Run, step: int, done: float) -> None:
     played_at = time.perf_counter()
     credited = run.algorithm.credit(sound)
     learning_roles = run.algorithm.schedule(step, experiment.task.team)
-    temperatures = dict.fromkeys(experiment.task.team, experiment.sampling.temperature)
+    temperatures = experiment.temperatures()
     for pool, live in sorted(route(credited, learning_roles).items()):
         seed = rng.seed_for(experiment.seed, rng.SHUFFLE, step, rng.number_of(pool))
         steps = pack(rows_of(live, temperatures), experiment.packing(), seed)

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     'io': {*FLOOR_0, 'io', 'models'},
     **dict.fromkeys(MEETING_PLACE, FLOOR_0 | BELOW | MEETING_PLACE),
     'cli': FLOOR_0 | BELOW | MEETING_PLACE,
+    'table': FLOOR_0 | BELOW | MEETING_PLACE,
 }
 """What each part of mallm may import from mallm. A part that is not listed has no floor."""
 

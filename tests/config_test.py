@@ -136,8 +136,8 @@ def test_the_longest_answer_has_room_for_a_whole_turn_of_the_shipped_task():
 
 
 def test_names_in_the_settings_become_the_functions_they_stand_for():
-    sampler = Experiment(sampling=SamplingSettings(choose='first')).sampler()
-    assert (sampler.choose.__name__, sampler.roles['tool'].temperature) == ('first', 1.0)
+    sampler = Experiment(sampling=SamplingSettings(choose='first', temperature=0.9)).sampler()
+    assert (sampler.choose.__name__, sampler.roles['tool'].temperature) == ('first', 0.9)
     assert not sampler.roles['plan'].truncates
     assert Experiment().sampler(temperature=0.0).roles['plan'].temperature == 0.0
     algorithm = AlgorithmSettings(schedule_period=2).build()

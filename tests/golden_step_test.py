@@ -35,7 +35,7 @@ EXPERIMENT = Experiment(
     pools={'tool': 'left', 'plan': 'right'},
     task=SokobanTask(),
     model=ModelSettings(width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=32),
-    sampling=SamplingSettings(envs=4, k=8, turns=2, temperature=0.8, max_tokens=5),
+    sampling=SamplingSettings(envs=4, k=8, turns=2, temperature=0.8, spread=1.0, max_tokens=5),
     algorithm=AlgorithmSettings(normalise='std', floor=0.1),
     learning=LearningSettings(step_groups=0, micro_groups=4, rate=(1e-2, 1e-2), warmup=0),
     wandb='disabled',
@@ -90,7 +90,7 @@ def step(tmp_path_factory) -> Step:
     batches, by_hand, learned = {}, {}, {}
     for name, live in routed.items():
         seed = rng.seed_for(EXPERIMENT.seed, rng.SHUFFLE, 0, rng.number_of(name))
-        batches[name] = pack(rows_of(live, dict.fromkeys(ROLES, 0.8)), EXPERIMENT.packing(), seed)
+        batches[name] = pack(rows_of(live, dict.fromkeys(ROLES, (0.8,))), EXPERIMENT.packing(), seed)
         twin = Pool(name, jax.tree.map(jnp.copy, run.pools[name].state))
         learned[name] = twin.learn(run.updater, batches[name], knobs(EXPERIMENT, 0, 0.0))
         by_hand[name] = leaves(twin.state.params)
@@ -199,7 +199,7 @@ def test_the_next_step_is_sampled_from_what_was_learned(step):
     live = route(step.run.algorithm.credit(played), ROLES)
     for name, items in live.items():
         twin = Pool(name, jax.tree.map(jnp.copy, step.run.pools[name].state))
-        batches = pack(rows_of(items, dict.fromkeys(ROLES, 0.8)), EXPERIMENT.packing(), 0)
+        batches = pack(rows_of(items, dict.fromkeys(ROLES, (0.8,))), EXPERIMENT.packing(), 0)
         assert twin.learn(step.run.updater, batches, knobs(EXPERIMENT, 1, 0.0))['ratio'] == pytest.approx(1, abs=1e-3)
 
 

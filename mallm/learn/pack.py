@@ -27,7 +27,7 @@ class Batch:
       sampler_logps_GKS: log-probabilities as the sampler reported them, nats.
       old_logps_GKS: the same under the policy that ratios are taken against; the sampler's own unless rescored.
       advantages_GK: one number an answer.
-      temperature_G: what the answers were sampled at.
+      temperatures_GK: what each answer was sampled at.
       divisor: the summed loss is divided by this; shared by all micro-batches of one optimiser step.
     """
 
@@ -38,19 +38,22 @@ class Batch:
     sampler_logps_GKS: jax.Array | np.ndarray
     old_logps_GKS: jax.Array | np.ndarray
     advantages_GK: jax.Array | np.ndarray
-    temperature_G: jax.Array | np.ndarray
+    temperatures_GK: jax.Array | np.ndarray
     divisor: jax.Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One group on its way into a batch: a prompt, its answers, an advantage for each."""
+    """One group on its way into a batch: a prompt, its answers, an advantage for each, and what they were sampled at.
+
+    `temperatures` holds one number for each answer, or one for all.
+    """
 
     prompt: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
     logps: tuple[tuple[float, ...], ...]
     advantages: tuple[float, ...]
-    temperature: float = 1.0
+    temperatures: tuple[float, ...] = (1.0,)
 
     @property
     def tokens(self) -> int:
@@ -103,7 +106,7 @@ class Packing:
             )
 
 
-def rows_of(credited: Sequence[Credited], temperatures: Mapping[str, float]) -> list[Row]:
+def rows_of(credited: Sequence[Credited], temperatures: Mapping[str, tuple[float, ...]]) -> list[Row]:
     """Rows of trained groups. A row holds exactly the ids that were sampled; nothing is tokenised again."""
     return [
         Row(
@@ -166,10 +169,10 @@ def batch_of(rows: Sequence[Row], shape: tuple[int, int, int], size: int, diviso
     prompts, lengths = np.zeros((size, P), np.int32), np.ones(size, np.int32)
     answers, mask = np.zeros((size, K, S), np.int32), np.zeros((size, K, S), np.float32)
     logps, advantages = np.zeros((size, K, S), np.float32), np.zeros((size, K), np.float32)
-    temperature = np.ones(size, np.float32)
+    temperatures = np.ones((size, K), np.float32)
     for g, row in enumerate(rows):
-        prompts[g, : len(row.prompt)], lengths[g], temperature[g] = row.prompt, len(row.prompt), row.temperature
+        prompts[g, : len(row.prompt)], lengths[g], temperatures[g] = row.prompt, len(row.prompt), row.temperatures
         advantages[g] = row.advantages
         for k, (ids, logp) in enumerate(zip(row.answers, row.logps, strict=True)):
             answers[g, k, : len(ids)], logps[g, k, : len(ids)], mask[g, k, : len(ids)] = ids, logp, 1
-    return Batch(prompts, lengths, answers, mask, logps, logps, advantages, temperature, np.float32(divisor))
+    return Batch(prompts, lengths, answers, mask, logps, logps, advantages, temperatures, np.float32(divisor))

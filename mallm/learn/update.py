@@ -6,7 +6,7 @@ micro-batches or over how many devices it is spread.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +47,7 @@ class Accumulated(NamedTuple):
 def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch) -> losses.Tokens:
     """Scores a micro-batch under the policy (and the reference, if there is one)."""
     shape_GKS = batch.answers_GKS.shape
-    temperature_GKS = jnp.broadcast_to(batch.temperature_G[:, None, None], shape_GKS)
+    temperature_GKS = jnp.broadcast_to(batch.temperatures_GK[:, :, None], shape_GKS)
 
     def score(params: Any) -> tuple[jax.Array, jax.Array]:
         logits = module.apply(
@@ -63,8 +63,56 @@ def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch)
     )
 
 
+def make_gradients(module: Transformer, objective: losses.Objective) -> Callable[..., Accumulated]:
+    """gradients(accumulated, state, batch, knobs) -> accumulated, with this micro-batch's gradient and sums added."""
+
+    def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs) -> tuple[jax.Array, dict]:
+        tokens = token_arrays(module, params, state.reference, batch)
+        policy, sums = objective(tokens)
+        divergence = losses.kl_k3(tokens)
+        entropy = losses.masked(tokens.entropy, tokens.mask).sum()
+        bonus = knobs.exploration * state.entropy_coefficient * entropy
+        total = (policy - bonus + knobs.kl * divergence) / batch.divisor
+        return total, sums | {'entropy': entropy, 'kl': divergence, 'tokens': tokens.mask.sum(), 'loss': total}
+
+    def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, knobs: Knobs) -> Accumulated:
+        grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, knobs)
+        grads = jax.tree.map(jnp.add, accumulated.gradients, grads)
+        return Accumulated(grads, {name: accumulated.sums[name] + value for name, value in sums.items()})
+
+    return gradients
+
+
+def make_apply(
+    transform: optax.GradientTransformation, entropy_range: tuple[float, float], entropy_rate: float
+) -> Callable[..., tuple[LearnerState, dict]]:
+    """apply(state, accumulated, knobs) -> (state, metrics): one optimiser step, and one of the entropy controller."""
+
+    def controlled(coefficient: jax.Array, entropy: jax.Array, target: jax.Array) -> jax.Array:
+        moved = coefficient * jnp.where(entropy < target, entropy_rate, 1 / entropy_rate)
+        return jnp.where(target < 0, coefficient, jnp.clip(moved, *entropy_range))
+
+    def apply(state: LearnerState, accumulated: Accumulated, knobs: Knobs) -> tuple[LearnerState, dict]:
+        with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to an int32 power
+            steps, moments = transform.update(accumulated.gradients, state.moments, state.params)
+        params = jax.tree.map(lambda p, s: p - knobs.learning_rate * s, state.params, steps)
+        sums = dict(accumulated.sums)
+        tokens, total = jnp.maximum(sums.pop('tokens'), 1.0), sums.pop('loss')
+        means = {name: value / tokens for name, value in sums.items()}
+        coefficient = controlled(state.entropy_coefficient, means['entropy'], knobs.entropy_target)
+        metrics = means | {
+            'loss': total,
+            'tokens': tokens,
+            'grad_norm': optax.tree.norm(accumulated.gradients),
+            'entropy_coefficient': coefficient,
+        }
+        return LearnerState(state.updates + 1, params, moments, coefficient, state.reference), metrics
+
+    return apply
+
+
 class Updater:
-    """`gradients` and `apply` of one kind of training, compiled once for each batch shape."""
+    """Both halves of one kind of training, jitted with shardings and compiled once for each batch shape."""
 
     def __init__(
         self,
@@ -77,42 +125,6 @@ class Updater:
         entropy_range: tuple[float, float] = (0.0, 1.0),
         entropy_rate: float = 1.08,
     ) -> None:
-        def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs) -> tuple[jax.Array, dict]:
-            tokens = token_arrays(module, params, state.reference, batch)
-            policy, sums = objective(tokens)
-            divergence = losses.kl_k3(tokens)
-            entropy = losses.masked(tokens.entropy, tokens.mask).sum()
-            bonus = knobs.exploration * state.entropy_coefficient * entropy
-            total = (policy - bonus + knobs.kl * divergence) / batch.divisor
-            sums = sums | {'entropy': entropy, 'kl': divergence, 'tokens': tokens.mask.sum()}
-            return total, sums | {'loss': total}
-
-        def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, knobs: Knobs) -> Accumulated:
-            grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, knobs)
-            grads = jax.tree.map(jnp.add, accumulated.gradients, grads)
-            return Accumulated(grads, {name: accumulated.sums[name] + value for name, value in sums.items()})
-
-        def apply(state: LearnerState, accumulated: Accumulated, knobs: Knobs) -> tuple[LearnerState, dict]:
-            with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to an int32 power
-                steps, moments = transform.update(accumulated.gradients, state.moments, state.params)
-            params = jax.tree.map(lambda p, s: p - knobs.learning_rate * s, state.params, steps)
-            sums = dict(accumulated.sums)
-            tokens, total = jnp.maximum(sums.pop('tokens'), 1.0), sums.pop('loss')
-            means = {name: value / tokens for name, value in sums.items()}
-            moved = state.entropy_coefficient * jnp.where(
-                means['entropy'] < knobs.entropy_target, entropy_rate, 1 / entropy_rate
-            )
-            coefficient = jnp.where(
-                knobs.entropy_target < 0, state.entropy_coefficient, jnp.clip(moved, *entropy_range)
-            )
-            metrics = means | {
-                'loss': total,
-                'tokens': tokens,
-                'grad_norm': optax.tree.norm(accumulated.gradients),
-                'entropy_coefficient': coefficient,
-            }
-            return LearnerState(state.updates + 1, params, moments, coefficient, state.reference), metrics
-
         whole, split = sharding.replicated(mesh), sharding.group_sharding(mesh)
         batch_shardings = Batch(*(split,) * 8, divisor=whole)
         sums_shape = Accumulated(shardings.params, whole)
@@ -123,7 +135,7 @@ class Updater:
             out_shardings=sums_shape,
         )
         self._gradients = jax.jit(
-            gradients,
+            make_gradients(module, objective),
             in_shardings=(sums_shape, shardings, batch_shardings, None),
             out_shardings=sums_shape,
             donate_argnums=0,
@@ -134,7 +146,7 @@ class Updater:
             out_shardings=split,
         )
         self._apply = jax.jit(
-            apply,
+            make_apply(transform, entropy_range, entropy_rate),
             in_shardings=(shardings, sums_shape, None),
             out_shardings=(shardings, whole),
             donate_argnums=0,

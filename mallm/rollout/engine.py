@@ -14,12 +14,15 @@ class SamplingParams:
     Attributes:
       max_tokens: longest answer in tokens, the end token included.
       temperature: divides the logits; 0 takes the most likely token.
+      spread: the last of K candidates is drawn this many times as hot as the first, those between in equal ratios, so
+        that a group tries something else even where the policy is sure of itself.
       top_p: keep the smallest set of tokens whose probability reaches this.
       top_k: keep this many of the most likely tokens; 0 keeps all.
     """
 
     max_tokens: int = 12
     temperature: float = 1.0
+    spread: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
 
@@ -28,10 +31,16 @@ class SamplingParams:
             raise ValueError(f'max_tokens={self.max_tokens}: an answer needs at least one token; use 1 or more')
         if self.temperature < 0:
             raise ValueError(f'temperature={self.temperature}: must be 0 (greedy) or positive')
+        if self.spread < 1:
+            raise ValueError(f'spread={self.spread}: must be 1 (all candidates alike) or more')
         if not 0 < self.top_p <= 1:
             raise ValueError(f'top_p={self.top_p}: must be in (0, 1]; 1 keeps every token')
         if self.top_k < 0:
             raise ValueError(f'top_k={self.top_k}: must be 0 (keep all) or a positive count')
+
+    def temperatures(self, k: int) -> tuple[float, ...]:
+        """The temperature of each of K candidates."""
+        return tuple(self.temperature * self.spread ** (j / max(1, k - 1)) for j in range(k))
 
     @property
     def truncates(self) -> bool:

@@ -26,12 +26,22 @@ from mallm.rollout.engine import SamplingParams
 from mallm.types import Answer, Prompt
 
 ROWS = (32, 128)
-"""Prompts in a batch are padded up to one of these; more prompts than the last run as several batches."""
+"""Sizes of batches, in prompts. Waiting prompts are cut into batches of these sizes, and the last one is padded."""
 
 
 def bucket_tokens(length: int) -> int:
     """Padded prompt length: a multiple of 16, so that a few shapes serve every prompt."""
     return -(-length // 16) * 16
+
+
+def batch_rows(waiting: int) -> list[int]:
+    """Sizes of the batches that take `waiting` prompts: least padding first, then fewest batches; 64 are two of 32."""
+    sizes = []
+    for size in reversed(ROWS):
+        while waiting > size - ROWS[0]:
+            sizes.append(size)
+            waiting -= size
+    return sizes
 
 
 def keep_mask(logits_V: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Array:
@@ -79,7 +89,8 @@ def generate(
     lengths_G: jax.Array,
     paths_GI: jax.Array,
     root: jax.Array,
-    knobs_G3: jax.Array,
+    temperatures_GK: jax.Array,
+    filters_G2: jax.Array,
     *,
     module: Transformer,
     k: int,
@@ -89,7 +100,7 @@ def generate(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """K answers to each prompt: ids_GKS, log-probs_GKS (nats) and lengths_GK, the end token counted.
 
-    `knobs_G3` holds temperature, top_p and top_k of each prompt. Token t of answer j of the prompt at path p is drawn
+    `filters_G2` holds top_p and top_k of each prompt. Token t of answer j of the prompt at path p is drawn
     with `key_for(root, *p, j, t)`. Decoding stops as soon as every row has ended. Rows of length 0 are padding.
     """
     G = prompts_GP.shape[0]
@@ -97,7 +108,8 @@ def generate(
     keys_N = jax.vmap(lambda key: jax.vmap(lambda j: jax.random.fold_in(key, j))(jnp.arange(k)))(
         rng.keys_for(root, paths_GI)
     ).reshape(G * k)
-    temperature_N, top_p_N, top_k_N = (jnp.repeat(knob_G, k) for knob_G in knobs_G3.T)
+    temperature_N = temperatures_GK.reshape(G * k)
+    top_p_N, top_k_N = (jnp.repeat(filter_G, k) for filter_G in filters_G2.T)
     filters = (top_p_N, top_k_N) if filtered else None
     padding_N = jnp.repeat(lengths_G == 0, k)
 
@@ -199,8 +211,9 @@ class JaxEngine:
         for request in waiting:
             by_shape.setdefault(request.shape, []).append(request)
         for requests in by_shape.values():
-            for start in range(0, len(requests), ROWS[-1]):
-                self._answer(requests[start : start + ROWS[-1]])
+            for rows in batch_rows(len(requests)):
+                self._answer(requests[:rows])
+                requests = requests[rows:]
 
     def _answer(self, requests: Sequence[Request]) -> None:
         try:
@@ -222,19 +235,30 @@ class JaxEngine:
         rows = next(size for size in ROWS if size >= len(requests))
         prompts = np.zeros((rows, bucket_tokens(len(first.prompt.ids))), np.int32)
         lengths, paths = np.zeros(rows, np.int32), np.zeros((rows, len(first.path)), np.int32)
-        knobs = np.tile(np.array([1, 1, 0], np.float32), (rows, 1))
+        temperatures = np.ones((rows, first.k), np.float32)
+        filters = np.tile(np.array([1, 0], np.float32), (rows, 1))
         for i, request in enumerate(requests):
             ids, p = request.prompt.ids, request.params
             prompts[i, : len(ids)], lengths[i], paths[i] = ids, len(ids), request.path
-            knobs[i] = p.temperature, p.top_p, p.top_k
+            temperatures[i], filters[i] = p.temperatures(first.k), (p.top_p, p.top_k)
         limit = first.params.max_tokens
         self._shapes.add((rows, *first.shape[1:]))
         ids, logps, ends = jax.device_get(
             generate(
-                weights, prompts, lengths, paths, self._root, knobs, module=self._module, k=first.k, limit=limit,
-                end=self._tokenizer.end, filtered=first.params.truncates,
+                weights,
+                prompts,
+                lengths,
+                paths,
+                self._root,
+                temperatures,
+                filters,
+                module=self._module,
+                k=first.k,
+                limit=limit,
+                end=self._tokenizer.end,
+                filtered=first.params.truncates,
             )
-        )  # fmt: skip
+        )
         answers = [
             tuple(self._answer_of(ids[i, j, : ends[i, j]], logps[i, j], version) for j in range(first.k))
             for i in range(len(requests))

@@ -33,16 +33,17 @@ def unpacked(steps) -> list[Row]:
                         tuple(tuple(a[:n].tolist()) for a, n in zip(batch.answers_GKS[g], counts, strict=True)),
                         tuple(tuple(a[:n].tolist()) for a, n in zip(batch.sampler_logps_GKS[g], counts, strict=True)),
                         tuple(batch.advantages_GK[g].tolist()),
-                        float(batch.temperature_G[g]),
+                        tuple(batch.temperatures_GK[g].tolist()),
                     )
                 )
     return rows
 
 
 def in_float32(one: Row) -> Row:
+    temperatures = np.broadcast_to(np.float32(one.temperatures), len(one.answers))
     return Row(
         one.prompt, one.answers, tuple(tuple(np.float32(a).tolist()) for a in one.logps),
-        tuple(np.float32(one.advantages).tolist()), float(np.float32(one.temperature)),
+        tuple(np.float32(one.advantages).tolist()), tuple(temperatures.tolist()),
     )  # fmt: skip
 
 
@@ -161,12 +162,12 @@ def test_a_row_holds_exactly_the_ids_that_were_sampled():
         Candidate(Answer((5,), (-0.4,), 'hello', 'length', 0), Reward(0, 0)),
     )
     group = Group(GroupKey(0, 0, 0, 0, 'plan'), 'shared', Prompt('plan', (), (9, 9)), candidates, 0)
-    (one,) = rows_of([Credited(group, (1.0, -1.0))], {'plan': 0.6, 'tool': 1.0})
-    wanted = Row((9, 9), ((3, 4, 1), (5,)), ((-0.1, -0.2, -0.3), (-0.4,)), (1.0, -1.0), 0.6)
+    (one,) = rows_of([Credited(group, (1.0, -1.0))], {'plan': (0.6,), 'tool': (1.0,)})
+    wanted = Row((9, 9), ((3, 4, 1), (5,)), ((-0.1, -0.2, -0.3), (-0.4,)), (1.0, -1.0), (0.6,))
     assert one == wanted and one.tokens == 4
     ((batch,),) = pack([one], Packing(0, 1), 0)
     assert batch.answers_GKS[0, :, :3].tolist() == [[3, 4, 1], [5, 0, 0]]
-    assert batch.temperature_G.tolist() == [np.float32(0.6)]
+    assert batch.temperatures_GK.tolist() == [[np.float32(0.6)] * 2]
 
 
 def test_an_answer_without_a_log_prob_for_each_token_cannot_be_made():

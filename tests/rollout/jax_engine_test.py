@@ -22,7 +22,7 @@ from mallm.models.transformer import Transformer
 from mallm.rollout import jax_engine
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
-from mallm.rollout.jax_engine import JaxEngine, draw, generate, keep_mask
+from mallm.rollout.jax_engine import JaxEngine, batch_rows, draw, generate, keep_mask
 from mallm.types import Answer, Prompt
 
 TOKENIZER = TinyTokenizer()
@@ -160,20 +160,14 @@ def test_at_temperature_zero_each_token_is_the_most_likely_one_and_certain(engin
 
 def test_the_samplers_log_probs_are_the_learners_at_every_temperature(engine, params):
     """A10 end to end: T = 0.6, 1.0 and 1.3 in one batch, no update in between: every ratio is 1 within 1e-3."""
-    temperatures = (0.6, 1.0, 1.3)
-    texts = (OPEN, 'T>', 'P##/@$.=U:~>')
-    told = ask(
-        engine,
-        *[
-            (prompt(x), (4, i), SamplingParams(LIMIT, t))
-            for i, (t, x) in enumerate(zip(temperatures, texts, strict=True))
-        ],
-    )
+    settings = [SamplingParams(LIMIT, t) for t in (0.6, 1.0, 1.3)] + [SamplingParams(LIMIT, 0.8, spread=2.5)]
+    texts = (OPEN, 'T>', 'P##/@$.=U:~>', OPEN)
+    told = ask(engine, *[(prompt(x), (4, i), s) for i, (s, x) in enumerate(zip(settings, texts, strict=True))])
     rows = [
-        Row(prompt(x).ids, tuple(ids(answers)), tuple(a.logps for a in answers), (1.0,) * K, t)
-        for x, answers, t in zip(texts, told, temperatures, strict=True)
+        Row(prompt(x).ids, tuple(ids(answers)), tuple(a.logps for a in answers), (1.0,) * K, s.temperatures(K))
+        for x, answers, s in zip(texts, told, settings, strict=True)
     ]
-    ((batch,),) = pack(rows, Packing(0, 3), 0)
+    ((batch,),) = pack(rows, Packing(0, 4), 0)
     tokens = jax.jit(lambda params, batch: token_arrays(MODULE, params, None, batch))(params, batch)
     ratio = np.exp(losses.log_ratio(tokens.logp, tokens.sampler_logp, tokens.mask))[np.asarray(tokens.mask) > 0]
     assert len(ratio) == sum(row.tokens for row in rows)
@@ -341,6 +335,16 @@ def test_any_number_of_requests_is_served_by_as_many_compiled_sizes_as_there_are
     assert (counted['compiles/sample'], counted['batches']) == (2, 13 + 1 + 1 + 1 + 1 + 2 + 4)
 
 
+def test_waiting_prompts_are_cut_into_the_least_padding_and_then_the_fewest_batches(monkeypatch):
+    monkeypatch.setattr(jax_engine, 'ROWS', (32, 128))
+    told = {waiting: batch_rows(waiting) for waiting in (0, 32, 33, 64, 97, 128, 129, 300)}
+    large, small = 128, 32
+    assert told == {
+        0: [], 32: [small], 33: [small, small], 64: [small, small], 97: [large], 128: [large], 129: [large, small],
+        300: [large, large, small, small],
+    }  # fmt: skip
+
+
 def test_counters_count_what_was_returned_and_start_again(engine):
     engine.metrics()
     told = ask(engine, (prompt(), (0, 1)), (prompt('T>'), (0, 2)))
@@ -381,11 +385,18 @@ def test_an_id_that_the_tokenizer_does_not_know_is_an_engine_error(params):
         ask(fresh(params, Small()), (prompt(), (0, 7)))
 
 
+def test_a_spread_heats_the_candidates_of_a_group_in_equal_ratios_and_leaves_a_single_one_alone():
+    """Four candidates from 0.5 to 4 times that: 0.5, 1, 2 and 4 in steps of the cube root of 8."""
+    assert SamplingParams(temperature=0.5, spread=8).temperatures(4) == pytest.approx((0.5, 1.0, 2.0, 4.0))
+    assert SamplingParams(temperature=0.5, spread=8).temperatures(1) == (0.5,)
+
+
 @pytest.mark.parametrize(
     'settings, reason',
     [
         ({'max_tokens': 0}, 'at least one token'),
         ({'temperature': -0.1}, '0 .greedy. or positive'),
+        ({'spread': 0.5}, '1 .all candidates alike. or more'),
         ({'top_p': 0.0}, r'in \(0, 1\]'),
         ({'top_p': 1.1}, r'in \(0, 1\]'),
         ({'top_k': -1}, '0 .keep all. or a positive'),
