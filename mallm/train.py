@@ -125,6 +125,8 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
 def begin(run: Run) -> tuple[int, dict[str, Any]]:
     """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
     warm_start(run)
+    if run.experiment.evaluation.every:
+        watch(run, 0)
     return 0, {'commit': commit(), 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
 
 
@@ -321,7 +323,6 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
             if not suffix:
                 result[f'{name}_by_optimal'] = {str(k): v for k, v in outcome.by_difficulty().items()}
                 if name == 'success':
-                    run.sink.write('eval', step, {'report': outcome.success, 'turns_to_solve': outcome.turns_to_solve})
                     pairs = zip(outcome.trajectories, outcome.difficulty, strict=True)
                     run.sink.replays(when, [replay_of(t, d) for t, d in list(pairs)[: settings.replays]])
     if len(set(run.experiment.pools.values())) > 1:
