@@ -212,6 +212,18 @@ def test_an_entropy_bonus_raises_the_entropy(plain):
     assert told[0] < told[1] < told[2]
 
 
+def test_a_rescored_batch_takes_its_ratios_against_the_learner_and_keeps_what_the_sampler_said(plain):
+    """The rows' log-probs are invented, so ratios against them are not 1; against the learner's own they are."""
+    state = plain.copy()
+    (batch,) = one_step(rows(4), 4)
+    again = plain.updater.rescored(state, batch)
+    np.testing.assert_array_equal(again.sampler_logps_GKS, batch.sampler_logps_GKS)
+    _, invented = plain.updater(plain.copy(), [batch], Knobs(0.0))
+    _, own = plain.updater(plain.copy(), [again], Knobs(0.0))
+    assert own['ratio'] == pytest.approx(1, abs=1e-5)
+    assert abs(invented['ratio'] - 1) > 1e-2
+
+
 # --- what moves and what does not (A42)
 
 
