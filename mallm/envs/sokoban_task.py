@@ -5,7 +5,7 @@ import random
 from typing import Literal
 
 from mallm.envs import sokoban
-from mallm.envs.sokoban import BoardSpec
+from mallm.envs.sokoban import Board, BoardSpec, Execution
 from mallm.envs.sokoban_team import NEARNESS, ORACLE, OUTCOME, Rules, SokobanTeam
 from mallm.types import Message
 
@@ -97,8 +97,9 @@ def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -
     """What a beginner who knows the rules but not the aim writes: a few random pushes, wherever the goal is.
 
     `tool` and `solo` write pushes that can be done, `plan` follows the interpreter, or without one writes the moves of
-    such random pushes. No solver is asked and no goal is looked at, so nothing here shows how to solve a board. Empty
-    when the random play stood still or did not fit in a turn.
+    such random pushes. One program in four gets a last push that cannot be done: nobody imitates it, and `plan` refuses
+    it. No solver is asked and no goal is looked at, so nothing here shows how to solve a board. Empty when the random
+    play stood still or did not fit in a turn.
     """
     draw = random.Random(seed)
     board = sokoban.generate(seed, spec)
@@ -107,18 +108,26 @@ def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -
     pushes: list[str] = []
     for _ in range(4 * wanted):
         pushes.append(draw.choice(sokoban.MOVES))
-        if sokoban.execute(goalless, sokoban.parse_program(''.join(pushes)).pushes).stuck:
+        if dry_run(goalless, ''.join(pushes)).stuck:
             pushes.pop()
         if len(pushes) == wanted:
             break
     text = ''.join(pushes)
-    moves = sokoban.execute(goalless, sokoban.parse_program(text).pushes).moves
+    moves = dry_run(goalless, text).moves
     if not pushes or len(moves) > rules.moves:
         return []
     world = SokobanTeam(board, rules, order)
+    jams = [letter for letter in sokoban.MOVES if dry_run(board, text + letter).stuck]
+    if 'tool' in order and jams and draw.random() < 0.25:
+        world, _ = world.act('tool', text + draw.choice(jams))
+        return [Demonstration('plan', world.observe('plan'), '')]
     shown = {'tool': text, 'solo': text, 'plan': moves}
     demonstrations = []
     for role in order:
         demonstrations.append(Demonstration(role, world.observe(role), shown[role]))
         world, _ = world.act(role, shown[role])
     return demonstrations
+
+
+def dry_run(board: Board, program: str) -> Execution:
+    return sokoban.execute(board, sokoban.parse_program(program).pushes)

@@ -8,11 +8,12 @@ A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has
 it.
 
 The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring, and
-for `tool` where player, boxes and goals are (row and column) and at which push the last program got stuck, for `plan`
+for `tool` where player, boxes and goals are (row and column) and which programs have failed on this board, for `plan`
 what the tool did in this turn:
-  T#. @/ $ #/    /  ##@03$11.01      P#. @/ $ #/    /  ##=U;@11$01:LDDLU,,,
+  T#. @/ $ #/    /  ##@03$11.01!UR   P#. @/ $ #/    /  ##=U;@11$01:LDDLU,,,
 that is the program, `;` for done, `!` for stuck or `~` for more moves than fit in a turn, where player and boxes would
-be, and the interpreter's moves, filled up to a turn's length.
+be, and the interpreter's moves, filled up to a turn's length. `plan` refuses a program by writing nothing: free where
+the program got stuck, and the tool then knows one more that fails.
 """
 
 import dataclasses
@@ -100,8 +101,8 @@ class SokobanTeam:
       order: the roles of the team, in acting order.
       program: what the tool wrote in this turn, as understood.
       execution: what the interpreter made of it, or None before the tool has written.
-      stuck: the push at which the last turn's program got stuck, or ''; without it a tool that fails would see the same
-        board and write the same program again.
+      failed: programs known to fail on this board, each up to the push that could not be done and after a `!`; without
+        them a tool that fails would see the same board and write the same program again.
     """
 
     board: Board
@@ -109,7 +110,7 @@ class SokobanTeam:
     order: tuple[str, ...] = ('tool', 'plan')
     program: str = ''
     execution: Execution | None = None
-    stuck: str = ''
+    failed: str = ''
 
     @property
     def solved(self) -> bool:
@@ -124,7 +125,7 @@ class SokobanTeam:
             told = f'={self.program}{execution_text(self.execution, self.rules.moves)}'
         else:
             goals = ''.join(f'.{place(cell, self.board)}' for cell in sokoban.cells_of(self.board.goals))
-            told = places_text(self.board) + goals + (f'!{self.stuck}' if self.stuck else '')
+            told = places_text(self.board) + goals + self.failed
         return (Message('user', MARKS[role] + cells_text(self.board) + told),)
 
     def act(self, role: str, text: str) -> 'tuple[SokobanTeam, Reward]':
@@ -205,22 +206,33 @@ def run_moves(board: Board, text: str, moves: int) -> tuple[Board, int, bool]:
 
 
 def act_plan(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
-    """The moves are executed; the program of this turn is used up."""
+    """The moves are executed; the program of this turn is used up. Writing nothing refuses it."""
     rules = world.rules
     board, illegal, clean = run_moves(world.board, text, rules.moves)
-    local = (('format', -rules.useless * (not clean)), ('illegal', -rules.illegal * illegal))
-    stuck = world.execution.stuck if world.execution is not None else ''
-    after = dataclasses.replace(world, board=board, program='', execution=None, stuck=stuck)
+    free = world.execution is not None and bool(world.execution.stuck) and not text.strip()
+    local = (('format', -rules.useless * (not clean and not free)), ('illegal', -rules.illegal * illegal))
+    failed = failures(world, world.program, world.execution, board)
+    after = dataclasses.replace(world, board=board, program='', execution=None, failed=failed)
     return after, reward(gain(world.board, board, rules.shaping), local)
+
+
+def failures(world: SokobanTeam, program: str, execution: Execution | None, board: Board) -> str:
+    """Programs known to fail on `board`, the board after the turn in which `program` was run on a copy."""
+    if execution is None:
+        return ''
+    tried = program[: execution.pushes + 1]
+    if board.boxes == world.board.boxes:
+        return f'{world.failed}!{tried}' if tried else world.failed
+    return f'!{execution.stuck}' if execution.stuck and board == execution.board else ''
 
 
 def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     """The program's moves are executed, as many as fit in a turn."""
     rules = world.rules
-    _, execution, clean = run_program(world.board, text, rules.pushes)
+    program, execution, clean = run_program(world.board, text, rules.pushes)
     board, _ = world.board.play(execution.moves[: rules.moves])
     local = (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * bool(execution.stuck)))
-    after = dataclasses.replace(world, board=board, stuck=execution.stuck)
+    after = dataclasses.replace(world, board=board, failed=failures(world, program, execution, board))
     return after, reward(gain(world.board, board, rules.shaping), local)
 
 

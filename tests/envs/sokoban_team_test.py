@@ -69,6 +69,28 @@ def test_the_plan_sees_the_program_that_was_chosen_and_the_next_turn_does_not():
     assert moved.observe('tool') != world(ROOM).observe('tool')
 
 
+def test_the_tool_sees_which_programs_failed_on_this_board_until_a_box_moves():
+    at, seen = world(ROOM), []
+    base = at.observe('tool')[0].content
+    for text in ('RRD', 'D'):  # the first stops at its second push, the second works; both are refused
+        at, _ = at.act('tool', text)[0].act('plan', '')
+        seen.append(at.observe('tool')[0].content.removeprefix(base))
+    assert seen == ['!RR', '!RR!D']
+    walked, _ = at.act('tool', 'R')[0].act('plan', 'L')  # a step without a push changes nothing about the box
+    assert walked.failed == '!RR!D!R'
+    followed = lambda text: at.act('tool', text)[0].act('plan', at.act('tool', text)[0].execution.moves)[0]  # noqa: E731
+    assert followed('R').board.boxes != at.board.boxes and followed('R').failed == ''
+    assert followed('RR').failed == '!R'  # followed to the push that fails: that much is known of the new board
+    assert world().act('plan', '')[0].failed == ''  # without a tool nothing was tried
+
+
+def test_refusing_is_free_where_the_program_got_stuck_and_never_pays():
+    for program, words, local in [('RR', '', 0.0), ('RR', ' \n', 0.0), ('R', '', -0.1), ('RR', 'x', -0.1)]:
+        after, reward = world(ROOM).act('tool', program)[0].act('plan', words)
+        assert (reward.team, reward.local) == (0, pytest.approx(local)) and after.board == world(ROOM).board
+    assert world(ROOM).act('plan', '')[1].local == pytest.approx(-0.1)
+
+
 # --- rewards by hand
 
 
@@ -371,6 +393,8 @@ def test_demonstrations_are_what_a_role_can_be_shown_and_write_without_a_penalty
     task = SokobanTask(team=team)
     found = 0
     for at, shown in demonstrated(task, range(60)):
+        if team == ('tool', 'plan') and len(shown) == 1:  # a program that gets stuck: shown to `plan`, which refuses
+            continue
         found += 1
         assert [one.role for one in shown] == list(team)
         for one in shown:
@@ -378,6 +402,17 @@ def test_demonstrations_are_what_a_role_can_be_shown_and_write_without_a_penalty
             at, reward = at.act(one.role, one.text)
             assert reward.local == 0 and len(one.text) <= task.moves
     assert found > 30
+
+
+def test_one_program_in_four_gets_stuck_and_is_refused_but_never_imitated():
+    shown = [shown for _, shown in demonstrated(SokobanTask(), range(400))]
+    refused = [one for one in shown if len(one) == 1]
+    assert 0.15 < len(refused) / len(shown) < 0.35
+    for (one,) in refused:
+        assert (one.role, one.text) == ('plan', '') and '!' in one.messages[0].content
+    assert all(
+        len(one) == 1 for at in (('plan',), ('solo',)) for _, one in demonstrated(SokobanTask(team=at), range(99))
+    )
 
 
 def test_demonstrations_never_come_from_a_held_out_layout():
