@@ -236,7 +236,7 @@ class Experiment:
 
     name: str = 'run'
     seed: int = 0
-    steps: int = 240
+    steps: int = 400
     cpu_minutes: float = 0.0
     pools: dict[str, str] = dataclasses.field(default_factory=lambda: {'tool': 'shared', 'plan': 'shared'})
     task: SokobanTask = SokobanTask()
