@@ -53,12 +53,12 @@ class Diary:
 class Letters:
     """A tokenizer of one token a character."""
 
-    end = 0
+    end, ends = 0, (0,)
 
     def __len__(self) -> int:
         return 1 << 16
 
-    def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[Message], own: Sequence[Answer] = ()) -> tuple[int, ...]:
         return self.encode(''.join(message.content for message in messages))
 
     def encode(self, text: str) -> tuple[int, ...]:
