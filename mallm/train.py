@@ -23,7 +23,7 @@ from mallm.io.log import Sink
 from mallm.io.report import write_report
 from mallm.learn.pack import Row, demonstration, pack, rows_of
 from mallm.learn.pool import Pool
-from mallm.learn.route import dead_shares, route
+from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
 from mallm.learn.update import Knobs, Updater
 from mallm.models.sharding import make_mesh
@@ -200,30 +200,13 @@ def rollout_metrics(
     run: Run, played: Sequence[Trajectory], sound: Sequence[Trajectory], credited: Sequence[Credited]
 ) -> dict[str, float]:
     """What a step's episodes say, by role where that makes sense."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    terms: dict[str, list[float]] = defaultdict(list)
-    truncated: dict[str, list[float]] = defaultdict(list)
-    lengths: dict[str, list[float]] = defaultdict(list)
     faults: dict[str, int] = defaultdict(int)
-    for item in credited:
-        role = item.group.key.role
-        for candidate in item.group.candidates:
-            rewards[role].append(candidate.reward.total(run.experiment.algorithm.alpha))
-            truncated[role].append(candidate.answer.finish == 'length')
-            lengths[role].append(len(candidate.answer.ids))
-            for name, value in candidate.reward.terms:
-                terms[f'{role}/{name}'].append(value)
     for trajectory in played:
         if trajectory.fault is not None:
             faults[trajectory.fault.split(':')[0]] += 1
     engine = run.engine.metrics()
     return {
-        **{f'reward/{role}': mean(values) for role, values in rewards.items()},
-        **{f'terms/{name}': mean(values) for name, values in terms.items()},
-        **{f'truncated/{role}': mean(values) for role, values in truncated.items()},
-        **{f'tokens/{role}': mean(values) for role, values in lengths.items()},
-        **{f'tokens_min/{role}': float(min(values)) for role, values in lengths.items()},
-        **{f'tokens_max/{role}': float(max(values)) for role, values in lengths.items()},
+        **answer_metrics(credited, alpha=run.experiment.algorithm.alpha),
         **{f'dead_groups/{role}': share for role, share in dead_shares(credited).items()},
         **{f'faults/{kind}': float(count) for kind, count in faults.items()},
         **engine,
