@@ -34,10 +34,14 @@ class Numbers:
     vocab: int
     end: int = -1
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return (self.end,)
+
     def __len__(self) -> int:
         return self.vocab
 
-    def chat(self, messages: Sequence[object]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[object], own: Sequence[object] = ()) -> tuple[int, ...]:
         raise NotImplementedError('prompts are given as ids')
 
     def encode(self, text: str) -> tuple[int, ...]:

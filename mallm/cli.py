@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from mallm.experiment import Experiment
+from mallm.rollout.engine import RoleSampling
 from mallm.train import train
 
 
@@ -39,6 +40,17 @@ def smoke(experiment: Experiment) -> Experiment:
     )
 
 
+def with_roles(experiment: Experiment) -> Experiment:
+    """The same experiment with every role of its team named, so that each has flags of its own."""
+    named = {role: RoleSampling() for role in experiment.task.team}
+    sampling, evaluation = experiment.sampling, experiment.evaluation
+    return dataclasses.replace(
+        experiment,
+        sampling=dataclasses.replace(sampling, roles=named | sampling.roles),
+        evaluation=dataclasses.replace(evaluation, roles=named | evaluation.roles),
+    )
+
+
 def keep_memory() -> None:
     """Tells glibc to keep freed memory. XLA frees and takes large buffers at every call, and mapping them anew each
     time costs about half of a training step on a CPU. Where there is no glibc, nothing happens."""
@@ -53,7 +65,7 @@ def keep_memory() -> None:
 
 def main(config: Experiment, description: str | None) -> None:
     """Parses the command line over `config` and trains."""
-    arguments = tyro.cli(Arguments, default=Arguments(config), description=description)
+    arguments = tyro.cli(Arguments, default=Arguments(with_roles(config)), description=description)
     experiment = smoke(arguments.experiment) if arguments.smoke else arguments.experiment
     keep_memory()
     train(experiment, arguments.resume or None)

@@ -34,6 +34,11 @@ class Evaluation:
         return mean([t.fault is not None for t in self.trajectories])
 
     @property
+    def truncated(self) -> float:
+        """Share of episodes that a too long prompt ended."""
+        return mean([t.truncated for t in self.trajectories])
+
+    @property
     def turns_to_solve(self) -> float:
         solved = [len(t.turns) for t in self.trajectories if t.solved]
         return mean(solved) if solved else math.nan

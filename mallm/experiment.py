@@ -9,7 +9,7 @@ from mallm.envs.sokoban_task import SokobanTask
 from mallm.learn import pack
 from mallm.models.config import Architecture
 from mallm.rollout import tree
-from mallm.rollout.engine import SamplingParams
+from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:
@@ -50,9 +50,12 @@ class SamplingSettings:
       envs: environment instances in a step.
       k: candidates of a group, or trajectories of an instance.
       turns: most turns of an episode, in training and evaluation.
-      temperature: of the first candidate; training never truncates the distribution (no top-p, no top-k).
+      temperature: of the first candidate.
       spread: the last candidate of a group is drawn this many times as hot as the first.
       max_tokens: longest answer, the end token included.
+      stop: strings that end an answer, in training and evaluation; a comma separates two.
+      roles: what is otherwise for one role; top-p and top-k need `algorithm.old_policy='learner'`.
+      max_prompt: an episode whose prompt grows longer, in tokens, ends as truncated, unsolved; 0 for no limit.
       choose: which candidate is executed.
       max_fault_share: the run stops when more than this share of a step's episodes fail.
     """
@@ -64,6 +67,9 @@ class SamplingSettings:
     temperature: float = 1.0
     spread: float = 2.0
     max_tokens: int = 8
+    stop: tuple[str, ...] = ()
+    roles: dict[str, RoleSampling] = dataclasses.field(default_factory=dict)
+    max_prompt: int = 0
     choose: Literal['greedy', 'sampled', 'first'] = 'greedy'
     max_fault_share: float = 0.5
 
@@ -73,6 +79,11 @@ class SamplingSettings:
         require(self.turns >= 1, 'turns', self.turns, 'an episode has at least one turn')
         require(self.spread >= 1, 'spread', self.spread, 'must be 1 (all candidates alike) or more')
         require(self.temperature > 0, 'temperature', self.temperature, 'training explores: use a positive value')
+        for role, own in self.roles.items():
+            require(own.temperature != 0, f'roles.{role}.temperature', 0, 'training explores: use a positive value')
+        require(self.max_prompt >= 0, 'max_prompt', self.max_prompt, 'must be 0 (no limit) or a number of tokens')
+        object.__setattr__(self, 'stop', stop_strings(self.stop))
+        SamplingParams(self.max_tokens, stop=self.stop)
         require(0 <= self.max_fault_share <= 1, 'max_fault_share', self.max_fault_share, 'is a share from 0 to 1')
 
 
@@ -92,7 +103,9 @@ class AlgorithmSettings:
       entropy: starting weight of the entropy bonus.
       entropy_target: nats steered to at the start and at the end; negative leaves the weight as it is.
       entropy_range: bounds of the controlled weight.
-      divisor: 'tokens' averages over the step's tokens, 'constant' divides by groups * K * max_tokens.
+      divisor: 'tokens' averages over the step's tokens, 'constant' divides by groups * K * the longest max_tokens.
+      truncated: 'mask' leaves answers that were cut by max_tokens out of the loss and its divisor, 'train' does not;
+        both leave them in their group's comparison.
       schedule_period: 0 trains every role at every step; n trains one role at a time for n steps each.
     """
 
@@ -109,6 +122,7 @@ class AlgorithmSettings:
     entropy_target: tuple[float, float] = (0.8, 0.25)
     entropy_range: tuple[float, float] = (0.02, 0.4)
     divisor: Literal['tokens', 'constant'] = 'constant'
+    truncated: Literal['train', 'mask'] = 'train'
     schedule_period: int = 0
 
     def __post_init__(self) -> None:
@@ -204,6 +218,8 @@ class EvaluationSettings:
       boards: boards in each of those evaluations.
       report_boards: boards of the final splits played before and after training for summary.json.
       replays: boards kept as step-by-step replays, before and after.
+      roles: what is otherwise for one role than plain sampling with training's max_tokens and stop strings; a
+        temperature set here holds in every evaluation of that role, greedy ones too.
       split: 'final' reports on seeds that no tuning saw, 'held_out' on the ones watched while training.
     """
 
@@ -211,6 +227,7 @@ class EvaluationSettings:
     boards: int = 256
     report_boards: int = 1024
     replays: int = 6
+    roles: dict[str, RoleSampling] = dataclasses.field(default_factory=dict)
     split: Literal['final', 'held_out'] = 'final'
 
     def __post_init__(self) -> None:
@@ -261,6 +278,14 @@ class Experiment:
             (self.sampling.mode == 'tree') == (self.algorithm.credit == 'agent_turn'), 'algorithm.credit',
             self.algorithm.credit, "'agent_turn' goes with sampling.mode='tree', the others with 'parallel'",
         )  # fmt: skip
+        for name, roles in (('sampling.roles', self.sampling.roles), ('evaluation.roles', self.evaluation.roles)):
+            strange = [role for role, own in roles.items() if role not in self.task.team and own != RoleSampling()]
+            require(not strange, name, strange, f'names roles that are not of the team {self.task.team}')
+        require(
+            self.algorithm.old_policy == 'learner' or not any(p.truncates for p in self.sampler().roles.values()),
+            'algorithm.old_policy', self.algorithm.old_policy,
+            "with top_p or top_k in training the sampler's log-probs are of another distribution: set it to 'learner'",
+        )  # fmt: skip
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,
@@ -272,7 +297,8 @@ class Experiment:
         return f'{self.name}-seed{self.seed}'
 
     def packing(self) -> pack.Packing:
-        divisors = {'tokens': pack.token_count, 'constant': pack.constant(self.sampling.max_tokens)}
+        longest = max(params.max_tokens for params in self.sampler().roles.values())
+        divisors = {'tokens': pack.token_count, 'constant': pack.constant(longest)}
         learning = self.learning
         return pack.Packing(learning.step_groups, learning.micro_groups, (16, 8), divisors[self.algorithm.divisor])
 
@@ -283,11 +309,15 @@ class Experiment:
 
     def sampler(self, temperature: float | None = None) -> tree.Sampler:
         """How episodes are played: in training, or at another temperature for evaluation."""
-        s = self.sampling
-        params = SamplingParams(s.max_tokens, s.temperature, s.spread)
+        s, plain = self.sampling, RoleSampling()
+        params = SamplingParams(s.max_tokens, s.temperature, s.spread, stop=s.stop)
+        roles = {role: s.roles.get(role, plain).over(params) for role in self.task.team}
         if temperature is not None:
-            params = SamplingParams(s.max_tokens, temperature)
+            evaluated = {r: SamplingParams(p.max_tokens, temperature, stop=p.stop) for r, p in roles.items()}
+            roles = {role: self.evaluation.roles.get(role, plain).over(p) for role, p in evaluated.items()}
         choices = {'greedy': tree.greedy, 'sampled': tree.sampled, 'first': tree.first}
-        return tree.Sampler(
-            s.k, s.turns, self.algorithm.alpha, choices[s.choose], dict.fromkeys(self.task.team, params)
-        )
+        return tree.Sampler(s.k, s.turns, self.algorithm.alpha, choices[s.choose], roles, s.max_prompt)
+
+    def keep(self) -> pack.Keep:
+        """Which answers are trained on."""
+        return {'train': pack.every_answer, 'mask': pack.finished_answers}[self.algorithm.truncated]

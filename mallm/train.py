@@ -23,13 +23,13 @@ from mallm.io.log import Sink
 from mallm.io.report import write_report
 from mallm.learn.pack import Row, demonstration, pack, rows_of
 from mallm.learn.pool import Pool
-from mallm.learn.route import dead_shares, route
+from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
 from mallm.learn.update import Knobs, Updater
 from mallm.models.sharding import make_mesh
 from mallm.models.transformer import Transformer
 from mallm.rollout import tree
-from mallm.rollout.chat import TinyTokenizer, prompt_for
+from mallm.rollout.chat import TinyTokenizer, Tokenizer, prompt_for
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.types import Credited, Trajectory
 
@@ -44,7 +44,7 @@ class Run:
 
     experiment: Experiment
     algorithm: Algorithm
-    tokenizer: TinyTokenizer
+    tokenizer: Tokenizer
     engine: JaxEngine
     pools: Mapping[str, Pool]
     shardings: LearnerState
@@ -144,7 +144,7 @@ def train_step(run: Run, step: int, done: float) -> None:
     temperatures = experiment.temperatures()
     for pool, live in sorted(route(credited, learning_roles).items()):
         seed = rng.seed_for(experiment.seed, rng.SHUFFLE, step, rng.number_of(pool))
-        steps = pack(rows_of(live, temperatures), experiment.packing(), seed)
+        steps = pack(rows_of(live, temperatures, experiment.keep()), experiment.packing(), seed)
         if experiment.algorithm.old_policy == 'learner':
             state = run.pools[pool].state
             steps = [[run.updater.rescored(state, batch) for batch in micros] for micros in steps]
@@ -200,32 +200,18 @@ def rollout_metrics(
     run: Run, played: Sequence[Trajectory], sound: Sequence[Trajectory], credited: Sequence[Credited]
 ) -> dict[str, float]:
     """What a step's episodes say, by role where that makes sense."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    terms: dict[str, list[float]] = defaultdict(list)
-    truncated: dict[str, list[float]] = defaultdict(list)
-    lengths: dict[str, list[float]] = defaultdict(list)
     faults: dict[str, int] = defaultdict(int)
-    for item in credited:
-        role = item.group.key.role
-        for candidate in item.group.candidates:
-            rewards[role].append(candidate.reward.total(run.experiment.algorithm.alpha))
-            truncated[role].append(candidate.answer.finish == 'length')
-            lengths[role].append(len(candidate.answer.ids))
-            for name, value in candidate.reward.terms:
-                terms[f'{role}/{name}'].append(value)
     for trajectory in played:
         if trajectory.fault is not None:
             faults[trajectory.fault.split(':')[0]] += 1
     engine = run.engine.metrics()
     return {
-        **{f'reward/{role}': mean(values) for role, values in rewards.items()},
-        **{f'terms/{name}': mean(values) for name, values in terms.items()},
-        **{f'truncated/{role}': mean(values) for role, values in truncated.items()},
-        **{f'tokens/{role}': mean(values) for role, values in lengths.items()},
+        **answer_metrics(credited, alpha=run.experiment.algorithm.alpha),
         **{f'dead_groups/{role}': share for role, share in dead_shares(credited).items()},
         **{f'faults/{kind}': float(count) for kind, count in faults.items()},
         **engine,
         'faults': 1 - len(sound) / len(played),
+        'episodes_truncated': mean([trajectory.truncated for trajectory in sound]),
         'groups': float(len(credited)),
         'solved_tree': mean([trajectory.solved for trajectory in sound]),
         'turns': mean([len(trajectory.turns) for trajectory in sound]),
@@ -257,13 +243,13 @@ def warm_start(run: Run) -> None:
 def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
     """One supervised step's rows for the roles that a pool plays."""
     experiment = run.experiment
-    wanted, rows = experiment.warm_start.rows, []
+    wanted, rows, limits = experiment.warm_start.rows, [], experiment.sampler().roles
     for _ in range(1000 * wanted):
         seed = rng.seed_for(experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
         rows += [
             demonstration(
                 prompt_for(d.role, d.messages, run.tokenizer),
-                (*run.tokenizer.encode(d.text), run.tokenizer.end)[: experiment.sampling.max_tokens],
+                (*run.tokenizer.encode(d.text), run.tokenizer.end)[: limits[d.role].max_tokens],
             )
             for d in experiment.task.demonstrations(seed)
             if experiment.pools[d.role] == pool
@@ -294,9 +280,8 @@ def watch(run: Run, step: int) -> None:
     boards = run.experiment.evaluation.boards
     easy = examine(run, sokoban_task.HELD_OUT, step, boards, 0.0)
     strict = examine(run, sokoban_task.STRICT, step, boards, 0.0)
-    run.sink.write(
-        'eval', step, {'success': easy.success, 'strict': strict.success, 'turns_to_solve': easy.turns_to_solve}
-    )
+    shares = {'success': easy.success, 'strict': strict.success, 'truncated': easy.truncated}
+    run.sink.write('eval', step, shares | {'turns_to_solve': easy.turns_to_solve})
 
 
 def examine(

@@ -35,7 +35,7 @@ class Answer:
     Attributes:
       ids: sampled token ids, the end token included when it was sampled.
       logps: log-probability in nats of each id under the distribution it was really drawn from.
-      text: the decoded answer without the end token.
+      text: the decoded answer without the end token or the stop string that ended it.
       finish: 'stop' (the end token or a stop string) or 'length' (cut at the token limit).
       version: number of weight loads the sampling policy had seen.
     """
@@ -126,6 +126,8 @@ class Trajectory:
       value: return of the whole episode for the team, used by trajectory-level GRPO.
       frames: text renderings of the world before the first turn and after each turn.
       fault: None, or why the episode must not be trained on.
+      truncated: a prompt grew longer than `max_prompt`, which ended the episode: it counts as not solved, and the
+        groups played before are sound. The last turn may lack the roles from that one on.
     """
 
     env: int
@@ -135,6 +137,7 @@ class Trajectory:
     value: float
     frames: tuple[str, ...]
     fault: str | None = None
+    truncated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

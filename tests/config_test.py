@@ -5,15 +5,19 @@ import json
 
 import pytest
 
+from mallm import cli
 from mallm.config import describe, grid, override
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import (
     AlgorithmSettings,
+    EvaluationSettings,
     Experiment,
     LearningSettings,
     ModelSettings,
     SamplingSettings,
 )
+from mallm.learn.pack import Row, every_answer, finished_answers
+from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
 
 
 def test_a_leaf_is_replaced_by_its_dotted_name_and_the_rest_stays():
@@ -22,6 +26,58 @@ def test_a_leaf_is_replaced_by_its_dotted_name_and_the_rest_stays():
     assert (after.sampling.k, after.seed, after.task.reward) == (4, 3, 'outcome')
     assert dataclasses.replace(after, sampling=before.sampling, seed=0, task=before.task) == before
     assert (before.sampling.k, before.seed) == (Experiment().sampling.k, 0)
+
+
+def test_a_role_samples_as_all_do_but_for_what_is_set_for_it_and_evaluation_inherits_no_exploration():
+    learner = AlgorithmSettings(old_policy='learner')
+    own = RoleSampling(temperature=0.7, top_p=0.9, top_k=20, max_tokens=30, stop=('END',))
+    sampling = SamplingSettings(max_tokens=9, stop=('!',), spread=2.0, max_prompt=512, roles={'tool': own})
+    evaluation = EvaluationSettings(roles={'plan': RoleSampling(temperature=0.6, top_p=0.95, max_tokens=5)})
+    experiment = Experiment(sampling=sampling, algorithm=learner, evaluation=evaluation)
+    trained, greedy = experiment.sampler(), experiment.sampler(0.0)
+    assert trained.roles['tool'] == SamplingParams(30, 0.7, 2.0, 0.9, 20, ('END',))
+    assert trained.roles['plan'] == SamplingParams(9, 1.0, 2.0, stop=('!',))
+    assert greedy.roles['tool'] == SamplingParams(30, 0.0, stop=('END',))
+    assert greedy.roles['plan'] == SamplingParams(5, 0.6, top_p=0.95, stop=('!',))
+    assert trained.max_prompt == greedy.max_prompt == 512
+    # what the learner is told of: 0.7 to twice that, over 8 candidates
+    assert experiment.temperatures()['tool'] == pytest.approx([0.7 * 2 ** (j / 7) for j in range(8)])
+    # the constant divisor takes the longest answer of any role: 3 rows of 2 answers of 30 tokens
+    assert experiment.packing().divisor([Row((1,), ((2,), (3,)), ((-1.0,),) * 2, (1.0, -1.0))] * 3) == 3 * 2 * 30
+
+
+WRITTEN = '</code>, </search>'
+
+
+@pytest.mark.parametrize(
+    'given', [WRITTEN, (WRITTEN,), ('</code>', '</search>'), ['</code>', ' </search>'], '</code>,</search>']
+)
+def test_two_stop_strings_are_two_however_they_are_written(given):
+    """A16: in a config file; the space after the comma belongs to neither. A newline may be a stop string."""
+    experiment = override(Experiment(), {'sampling.stop': given, 'sampling.roles': {'tool': RoleSampling(stop=given)}})
+    for params in [*experiment.sampler().roles.values(), *experiment.sampler(0.0).roles.values()]:
+        assert params.stop == ('</code>', '</search>')
+    assert stop_strings('\n, \t;') == ('\n', ';')
+
+
+def test_the_command_line_sets_stop_strings_and_what_is_one_roles_own(monkeypatch):
+    """A16 on the command line, in one argument and in two."""
+    arguments = ['--sampling.stop', WRITTEN, '--sampling.roles.plan.stop', '</a>', '</b>, </c>']
+    arguments += ['--sampling.roles.tool.max-tokens', '40', '--evaluation.roles.plan.temperature', '0.5']
+    monkeypatch.setattr('sys.argv', ['experiment', *arguments])
+    asked = []
+    monkeypatch.setattr(cli, 'train', lambda experiment, resume: asked.append(experiment))
+    monkeypatch.setattr(cli, 'keep_memory', lambda: None)
+    cli.main(Experiment(), None)
+    (experiment,) = asked
+    roles = experiment.sampler().roles
+    assert (roles['tool'].stop, roles['plan'].stop) == (('</code>', '</search>'), ('</a>', '</b>', '</c>'))
+    assert (roles['tool'].max_tokens, roles['plan'].max_tokens) == (40, Experiment().sampling.max_tokens)
+    assert {r: p.temperature for r, p in experiment.sampler(0.0).roles.items()} == {'tool': 0.0, 'plan': 0.5}
+
+
+def test_the_roles_a_command_line_offers_do_not_stand_in_the_way_of_another_team():
+    override(cli.with_roles(Experiment()), {'task.team': ('solo',), 'pools': {'solo': 'a'}})
 
 
 @pytest.mark.parametrize(
@@ -107,6 +163,23 @@ CONTRADICTIONS = [
     (lambda: AlgorithmSettings(clip_low=1.0), 'between 0 and 1'),
     (lambda: AlgorithmSettings(truncate=0.5), 'use 2'),
     (lambda: AlgorithmSettings(kl=-0.1), '0 .off. or positive'),
+    (lambda: SamplingSettings(max_prompt=-1), '0 .no limit. or a number of tokens'),
+    (lambda: SamplingSettings(stop=('a', '')), 'an empty stop string'),
+    (lambda: SamplingSettings(roles={'plan': RoleSampling(temperature=0.0)}), r'roles.plan.temperature.*explores'),
+    (lambda: RoleSampling(top_p=1.5), r'top_p=1.5: must be in \(0, 1\]'),
+    (lambda: RoleSampling(stop=('a,,b',)), 'an empty stop string'),
+    (
+        lambda: Experiment(sampling=SamplingSettings(roles={'coder': RoleSampling(top_k=1)})),
+        r"sampling.roles=\['coder'\]: names roles that are not of the team",
+    ),
+    (
+        lambda: Experiment(evaluation=EvaluationSettings(roles={'coder': RoleSampling(top_k=1)})),
+        r"evaluation.roles=\['coder'\]",
+    ),
+    (
+        lambda: Experiment(sampling=SamplingSettings(roles={'plan': RoleSampling(top_p=0.9)})),
+        "old_policy='sampler': with top_p or top_k in training .* set it to 'learner'",
+    ),
     (lambda: SokobanTask(team=('tool',)), 'a tool needs a plan to act'),
     (lambda: SokobanTask(team=('coder',)), "roles are 'tool', 'plan' and 'solo'"),
     (lambda: SokobanTask(team=()), 'roles are'),
@@ -140,6 +213,8 @@ def test_names_in_the_settings_become_the_functions_they_stand_for():
     assert (sampler.choose.__name__, sampler.roles['tool'].temperature) == ('first', 0.9)
     assert not sampler.roles['plan'].truncates
     assert Experiment().sampler(temperature=0.0).roles['plan'].temperature == 0.0
+    assert Experiment(algorithm=AlgorithmSettings(truncated='mask')).keep() is finished_answers
+    assert Experiment().keep() is every_answer
     algorithm = AlgorithmSettings(schedule_period=2).build()
     assert [algorithm.schedule(step, ('a', 'b')) for step in range(5)] == [('a',), ('a',), ('b',), ('b',), ('a',)]
     assert AlgorithmSettings().build().schedule(3, ('a', 'b')) == ('a', 'b')

@@ -40,8 +40,10 @@ def world(text: str) -> SokobanTeam:
     return SokobanTeam(board, Rules(shaping=OUTCOME), ('plan',))
 
 
-def evaluated(engine: Pusher, texts: list[str], *, turns: int = 2, step: int = 0, split: int = 1) -> Evaluation:
-    sampler = tree.Sampler(8, turns, 1.0, tree.greedy, {'plan': SamplingParams(4, 0.0)})
+def evaluated(
+    engine: Pusher, texts: list[str], *, turns: int = 2, step: int = 0, split: int = 1, max_prompt: int = 0
+) -> Evaluation:
+    sampler = tree.Sampler(8, turns, 1.0, tree.greedy, {'plan': SamplingParams(4, 0.0)}, max_prompt)
     stage = tree.Stage(sampler, engine, TinyTokenizer(), {'plan': 'shared'})
     difficulty = [{NEAR: 2, FAR: 5}[text] for text in texts]
     return evaluate([world(text) for text in texts], difficulty, stage, seed=0, step=step, split=split)
@@ -64,6 +66,13 @@ def test_where_nothing_is_solved_there_is_no_number_of_turns():
 def test_an_episode_that_failed_is_counted_as_a_fault_and_not_as_solved():
     outcome = evaluated(Pusher(fails=(1,)), [NEAR, NEAR])
     assert (outcome.success, outcome.faults) == (0.5, 0.5)
+
+
+def test_an_episode_that_a_long_prompt_ended_is_counted_and_is_neither_solved_nor_a_fault():
+    """The far board's prompt is the longer one: three rows of three cells more."""
+    assert evaluated(Pusher(), [NEAR, FAR], turns=3).truncated == 0
+    outcome = evaluated(Pusher(), [NEAR, FAR], turns=3, max_prompt=len(world(NEAR).observe('plan')[0].content) + 1)
+    assert (outcome.success, outcome.faults, outcome.truncated) == (0.5, 0, 0.5)
 
 
 def test_no_two_boards_splits_or_steps_are_played_with_the_same_randomness():

@@ -61,7 +61,8 @@ def agent_turn(normalise: Normaliser, *, alpha: float) -> Credit:
 def team(normalise: Normaliser) -> Credit:
     """Trajectory-level GRPO on the team: siblings of one environment are compared by their whole return.
 
-    Every answer of a trajectory gets the trajectory's advantage, whichever role wrote it.
+    Every answer of a trajectory gets the trajectory's advantage, whichever role wrote it. Nothing is discounted: no
+    turn, and no text of the world between two of them, stands between a reward and the tokens before it.
     """
 
     def credit(trajectories: Sequence[Trajectory]) -> list[Credited]:

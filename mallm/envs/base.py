@@ -18,7 +18,7 @@ class World(Protocol):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The roles that act in this turn, in acting order. A role that stays silent is left out."""
+        """The roles that may act in this turn, in acting order. Who is known to stay silent is left out."""
         ...
 
     @property
@@ -32,7 +32,10 @@ class World(Protocol):
         ...
 
     def observe(self, role: str) -> tuple[Message, ...]:
-        """What `role` is shown now, including what earlier roles of this turn wrote."""
+        """What `role` is shown now, including what earlier roles of this turn wrote.
+
+        An empty tuple: the role stays silent this turn. It is not asked, and no group is made.
+        """
         ...
 
     def act(self, role: str, text: str) -> tuple[Self, Reward]:

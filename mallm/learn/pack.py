@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from mallm.types import Credited, Prompt
+from mallm.types import Answer, Credited, Prompt
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +46,7 @@ class Batch:
 class Row:
     """One group on its way into a batch: a prompt, its answers, an advantage for each, and what they were sampled at.
 
-    `temperatures` holds one number for each answer, or one for all.
+    `temperatures` holds one number for each answer, or one for all. An answer left out of the loss is empty.
     """
 
     prompt: tuple[int, ...]
@@ -58,6 +58,11 @@ class Row:
     @property
     def tokens(self) -> int:
         return sum(len(answer) for answer in self.answers)
+
+    @property
+    def trained(self) -> int:
+        """Answers that are trained on."""
+        return sum(map(bool, self.answers))
 
 
 Divisor = Callable[[Sequence[Row]], float]
@@ -75,7 +80,7 @@ def constant(tokens_an_answer: int) -> Divisor:
     """
 
     def divisor(rows: Sequence[Row]) -> float:
-        return float(max(1, tokens_an_answer * sum(len(row.answers) for row in rows)))
+        return float(max(1, tokens_an_answer * sum(row.trained for row in rows)))
 
     return divisor
 
@@ -106,18 +111,38 @@ class Packing:
             )
 
 
-def rows_of(credited: Sequence[Credited], temperatures: Mapping[str, tuple[float, ...]]) -> list[Row]:
+Keep = Callable[[Answer], bool]
+
+
+def every_answer(answer: Answer) -> bool:
+    """All that was sampled is trained on."""
+    return True
+
+
+def finished_answers(answer: Answer) -> bool:
+    """Answers cut by the length limit are left out of the loss and of its divisor.
+
+    They stay in what their group is compared with, and in all logged rewards and lengths. Source: overlong filtering,
+    DAPO, arXiv 2503.14476.
+    """
+    return answer.finish != 'length'
+
+
+def rows_of(
+    credited: Sequence[Credited], temperatures: Mapping[str, tuple[float, ...]], keep: Keep = every_answer
+) -> list[Row]:
     """Rows of trained groups. A row holds exactly the ids that were sampled; nothing is tokenised again."""
-    return [
+    rows = [
         Row(
             item.group.prompt.ids,
-            tuple(c.answer.ids for c in item.group.candidates),
-            tuple(c.answer.logps for c in item.group.candidates),
+            tuple(c.answer.ids if keep(c.answer) else () for c in item.group.candidates),
+            tuple(c.answer.logps if keep(c.answer) else () for c in item.group.candidates),
             item.advantages,
             temperatures[item.group.key.role],
         )
         for item in credited
     ]
+    return [row for row in rows if row.trained]
 
 
 def demonstration(prompt: Prompt, answer: Sequence[int]) -> Row:

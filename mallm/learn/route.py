@@ -1,4 +1,4 @@
-"""Each group goes to the pool that played it, if one of the roles it trains is learning now."""
+"""Each group goes to the pool that played it, if its role is learning now; and what a step's groups say."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,3 +23,22 @@ def dead_shares(credited: Sequence[Credited]) -> dict[str, float]:
     for item in credited:
         by_role[item.group.key.role].append(is_dead(item))
     return {role: sum(dead) / len(dead) for role, dead in by_role.items()}
+
+
+def answer_metrics(credited: Sequence[Credited], *, alpha: float) -> dict[str, float]:
+    """Rewards, their terms and lengths (tokens) of each role's answers: of all, those left out of the loss too."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for item in credited:
+        role = item.group.key.role
+        for candidate in item.group.candidates:
+            values[f'reward/{role}'].append(candidate.reward.total(alpha))
+            values[f'truncated/{role}'].append(candidate.answer.finish == 'length')
+            values[f'tokens/{role}'].append(len(candidate.answer.ids))
+            for name, value in candidate.reward.terms:
+                values[f'terms/{role}/{name}'].append(value)
+    lengths = {name.removeprefix('tokens/'): some for name, some in values.items() if name.startswith('tokens/')}
+    return {
+        **{name: sum(some) / len(some) for name, some in values.items()},
+        **{f'tokens_min/{role}': float(min(some)) for role, some in lengths.items()},
+        **{f'tokens_max/{role}': float(max(some)) for role, some in lengths.items()},
+    }

@@ -1,7 +1,7 @@
 """What every sampler offers: draw K answers to a prompt, and take new weights."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from mallm.types import Answer, Prompt
@@ -18,6 +18,8 @@ class SamplingParams:
         that a group tries something else even where the policy is sure of itself.
       top_p: keep the smallest set of tokens whose probability reaches this.
       top_k: keep this many of the most likely tokens; 0 keeps all.
+      stop: an answer ends with the token that completes one of these strings. That token and those before it are what
+        was sampled and is trained on; the string itself and what follows it are not part of the answer's text.
     """
 
     max_tokens: int = 12
@@ -25,6 +27,7 @@ class SamplingParams:
     spread: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -37,6 +40,8 @@ class SamplingParams:
             raise ValueError(f'top_p={self.top_p}: must be in (0, 1]; 1 keeps every token')
         if self.top_k < 0:
             raise ValueError(f'top_k={self.top_k}: must be 0 (keep all) or a positive count')
+        if not all(self.stop):
+            raise ValueError(f'stop={self.stop}: an empty stop string would end every answer at once; leave it out')
 
     def temperatures(self, k: int) -> tuple[float, ...]:
         """The temperature of each of K candidates."""
@@ -46,6 +51,36 @@ class SamplingParams:
     def truncates(self) -> bool:
         """Whether some tokens cannot be drawn at all."""
         return self.top_p < 1 or self.top_k > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleSampling:
+    """What holds for one role only, see `SamplingParams`; None leaves a setting as it is for every role."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    spread: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop is not None:
+            object.__setattr__(self, 'stop', stop_strings(self.stop))
+        self.over(SamplingParams())
+
+    def over(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with this role's own in their place."""
+        return dataclasses.replace(params, **{name: own for name, own in vars(self).items() if own is not None})
+
+
+def stop_strings(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Stop strings as people write them in a file or on a command line: 'a, b' and ('a', 'b') are the same two.
+
+    A comma always separates, and spaces around it say nothing; a newline is kept, it may be a stop string.
+    """
+    listed = [given] if isinstance(given, str) else given
+    return tuple(part.strip(' \t') for text in listed for part in text.split(','))
 
 
 class Engine(Protocol):

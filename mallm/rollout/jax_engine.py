@@ -6,8 +6,10 @@ request draws the same answers whatever it is batched with.
 """
 
 import asyncio
+import bisect
 import dataclasses
 import functools
+import operator
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ from mallm import rng
 from mallm.errors import EngineError, boundary
 from mallm.models import cache
 from mallm.models.transformer import Transformer
-from mallm.rollout.chat import Tokenizer
+from mallm.rollout.chat import Tokenizer, require_vocabulary
 from mallm.rollout.engine import SamplingParams
 from mallm.types import Answer, Prompt
 
@@ -82,7 +84,12 @@ def draw(
     return token_N, jnp.where(greedy_N, 0.0, logp_N)
 
 
-@functools.partial(jax.jit, static_argnames=('module', 'k', 'limit', 'end', 'filtered'))
+def is_any(ids_N: jax.Array, ends: tuple[int, ...]) -> jax.Array:
+    """Which ids end an answer."""
+    return functools.reduce(operator.or_, [ids_N == end for end in ends])
+
+
+@functools.partial(jax.jit, static_argnames=('module', 'k', 'limit', 'ends', 'filtered'))
 def generate(
     params: Any,
     prompts_GP: jax.Array,
@@ -95,7 +102,7 @@ def generate(
     module: Transformer,
     k: int,
     limit: int,
-    end: int,
+    ends: tuple[int, ...],
     filtered: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """K answers to each prompt: ids_GKS, log-probs_GKS (nats) and lengths_GK, the end token counted.
@@ -136,9 +143,9 @@ def generate(
         ids_NS = jax.lax.dynamic_update_slice(ids_NS, new_N[:, None], (0, t))
         logps_NS = jax.lax.dynamic_update_slice(logps_NS, logp_N[:, None], (0, t))
         grown_N = lengths_N + (~done_N).astype(jnp.int32)
-        return t + 1, ids_NS, logps_NS, grown_N, done_N | (new_N == end), past
+        return t + 1, ids_NS, logps_NS, grown_N, done_N | is_any(new_N, ends), past
 
-    start = (jnp.int32(1), ids_NS, logps_NS, jnp.ones(G * k, jnp.int32), (token_N == end) | padding_N, past)
+    start = (jnp.int32(1), ids_NS, logps_NS, jnp.ones(G * k, jnp.int32), is_any(token_N, ends) | padding_N, past)
     _, ids_NS, logps_NS, lengths_N, _, _ = jax.lax.while_loop(unfinished, decode, start)
     return ids_NS.reshape(G, k, limit), logps_NS.reshape(G, k, limit), lengths_N.reshape(G, k)
 
@@ -165,6 +172,7 @@ class JaxEngine:
     """Samples any number of policies of one architecture inside this process."""
 
     def __init__(self, module: Transformer, tokenizer: Tokenizer, root: jax.Array) -> None:
+        require_vocabulary(tokenizer, module.arch.vocab)
         self._module = module
         self._tokenizer = tokenizer
         self._root = root
@@ -255,13 +263,15 @@ class JaxEngine:
                 module=self._module,
                 k=first.k,
                 limit=limit,
-                end=self._tokenizer.end,
+                ends=self._tokenizer.ends,
                 filtered=first.params.truncates,
             )
         )
         answers = [
-            tuple(self._answer_of(ids[i, j, : ends[i, j]], logps[i, j], version) for j in range(first.k))
-            for i in range(len(requests))
+            tuple(
+                self._answer_of(ids[i, j, : ends[i, j]], logps[i, j], version, request.params) for j in range(first.k)
+            )
+            for i, request in enumerate(requests)
         ]
         self._counts['tokens'] += int(ends[: len(requests)].sum())
         self._counts['prompts'] += len(requests)
@@ -269,7 +279,26 @@ class JaxEngine:
         self._counts['nanoseconds'] += time.perf_counter_ns() - started
         return answers
 
-    def _answer_of(self, ids: np.ndarray, logps: np.ndarray, version: int) -> Answer:
-        kept = ids.tolist()
-        finish = 'stop' if kept[-1] == self._tokenizer.end else 'length'
-        return Answer(tuple(kept), tuple(logps[: len(kept)].tolist()), self._tokenizer.decode(kept), finish, version)
+    def _answer_of(self, ids: np.ndarray, logps: np.ndarray, version: int, params: SamplingParams) -> Answer:
+        kept, text, stopped = cut_at_stop(ids.tolist(), params.stop, self._tokenizer)
+        finish = 'stop' if stopped or kept[-1] in self._tokenizer.ends else 'length'
+        return Answer(tuple(kept), tuple(logps[: len(kept)].tolist()), text, finish, version)
+
+
+def cut_at_stop(ids: list[int], stop: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], str, bool]:
+    """The ids up to the token that completes a stop string, their text before that string, and whether there was one.
+
+    Dropping what follows leaves the kept tokens' log-probabilities right, since none depends on a later token. Cost:
+    an answer is decoded once, and log2 of its length times more where it holds a stop string; the batch itself goes on
+    sampling such a row until its end token, so a stop string saves training, not sampling.
+    """
+    text = tokenizer.decode(ids)
+    if not any(string in text for string in stop):
+        return ids, text, False
+
+    def holds_stop(count: int) -> bool:
+        return any(string in tokenizer.decode(ids[:count]) for string in stop)
+
+    kept = ids[: bisect.bisect_left(range(len(ids)), True, key=holds_stop)]
+    text = tokenizer.decode(kept)
+    return kept, text[: min(text.index(string) for string in stop if string in text)], True

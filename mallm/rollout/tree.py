@@ -45,6 +45,7 @@ class Sampler:
       alpha: weight of the team reward in a candidate's total (paper: 1).
       choose: which candidate of a group is executed.
       roles: sampling parameters of each role.
+      max_prompt: a longer prompt, in tokens, is never cut: it ends its episode as truncated. 0 for no limit.
     """
 
     k: int
@@ -52,6 +53,7 @@ class Sampler:
     alpha: float
     choose: Choose
     roles: Mapping[str, SamplingParams]
+    max_prompt: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +83,18 @@ def expand(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Can
     return [Candidate(a, reward) for a, (_, reward) in zip(answers, branches, strict=True)], [w for w, _ in branches]
 
 
-async def play_role(world: World, role: str, turn: int, place: Place, stage: Stage, k: int) -> tuple[Group, World]:
+def see(world: World, role: str, turns: Sequence[Turn], stage: Stage) -> Prompt | None:
+    """What a role is shown after the turns played so far; None when it stays silent."""
+    with boundary(WorldError, f'observing as {role!r} in turn {len(turns)}'):
+        messages = world.observe(role)
+        own = [g.candidates[g.chosen].answer for turn in turns for g in turn.groups if g.key.role == role]
+        return prompt_for(role, messages, stage.tokenizer, own) if messages else None
+
+
+async def play_role(world: World, prompt: Prompt, turn: int, place: Place, stage: Stage, k: int) -> tuple[Group, World]:
     """One branching point: draw K answers to one prompt, score them all, execute one."""
-    policy, sampler = stage.cast[role], stage.sampler
-    with boundary(WorldError, f'observing as {role!r} in turn {turn}'):
-        prompt: Prompt = prompt_for(role, world.observe(role), stage.tokenizer)
+    role, sampler = prompt.role, stage.sampler
+    policy = stage.cast[role]
     path = (place.stream, place.step, place.env, place.sibling, turn, rng.number_of(role))
     with boundary(EngineError, f'sampling as {role!r} in turn {turn}'):
         answers = await stage.engine.sample(policy, prompt, path, k, sampler.roles[role])
@@ -102,32 +111,48 @@ async def play_role(world: World, role: str, turn: int, place: Place, stage: Sta
     return Group(key, policy, prompt, tuple(candidates), chosen), worlds[chosen]
 
 
-async def play_turn(world: World, turn: int, place: Place, stage: Stage, k: int) -> tuple[Turn, World]:
-    """Every role acts once, in order; each sees what the earlier ones of this turn were chosen to write."""
-    groups = []
+async def play_turn(
+    world: World, turns: Sequence[Turn], place: Place, stage: Stage, k: int
+) -> tuple[Turn, World, bool]:
+    """Every role acts once, in order; each sees what the earlier ones of this turn were chosen to write.
+
+    True is returned last when a prompt was too long, which ends the turn before that role.
+    """
+    groups: list[Group] = []
     for role in world.order:
-        group, world = await play_role(world, role, turn, place, stage, k)
+        prompt = see(world, role, turns, stage)
+        if prompt is None:
+            continue
+        if 0 < stage.sampler.max_prompt < len(prompt.ids):
+            return Turn(tuple(groups)), world, True
+        group, world = await play_role(world, prompt, len(turns), place, stage, k)
         groups.append(group)
-    return Turn(tuple(groups)), world
+    return Turn(tuple(groups)), world, False
 
 
 async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
-    """One episode. A failure ends it with `fault` set; what was played so far is kept for inspection only."""
+    """One episode. A failure ends it with `fault` set; what was played so far is kept for inspection only.
+
+    A prompt that grew too long ends it with `truncated` set: no failure, not solved, and what was played is trained on.
+    """
     turns: list[Turn] = []
     frames: list[str] = []
-    fault, solved = None, False
+    fault, solved, truncated, value = None, False, False, 0.0
     try:
         with boundary(WorldError, f'playing env {place.env}'):
             frames.append(world.render())
-            while len(turns) < stage.sampler.turns and not world.over:
-                turn, world = await play_turn(world, len(turns), place, stage, k)
+            while len(turns) < stage.sampler.turns and not truncated and not world.over:
+                turn, world, truncated = await play_turn(world, turns, place, stage, k)
+                if truncated and not turn.groups:
+                    break
                 turns.append(turn)
                 frames.append(world.render())
-            solved = world.solved
+                if not truncated:
+                    value += sum(executed_total(group, stage.sampler.alpha) for group in turn.groups[-1:])
+            solved = world.solved and not truncated
     except EpisodeError as error:
         fault = f'{error.kind}: {error}'
-    value = sum(executed_total(group, stage.sampler.alpha) for turn in turns for group in turn.groups[-1:])
-    return Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault)
+    return Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault, truncated)
 
 
 def executed_total(group: Group, alpha: float) -> float:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mallm.algo import credit
+from mallm.learn.pack import rows_of
 from mallm.learn.route import dead_shares, route
 from mallm.types import Answer, Candidate, Credited, Group, GroupKey, Prompt, Reward, Trajectory, Turn
 
@@ -127,6 +128,19 @@ def test_alpha_weighs_the_team_part_and_leaves_the_local_part():
 
 
 # --- its siblings
+
+
+def test_a_reward_after_the_worlds_text_reaches_the_tokens_before_it_undiscounted():
+    """A07: rewards [0, 2] with the world's text between both answers, against a sibling that earned nothing: returns 2
+    and 2 at all trained tokens (gamma is 1), centred on their mean 1; never [0, 2]."""
+    paid = episode([group([0], turn=0)], [group([2], turn=1)], value=2.0)
+    unpaid = episode([group([0], turn=0, sibling=1)], [group([0], turn=1, sibling=1)], value=0.0)
+    credited = credit.team(credit.centred)([paid, unpaid])
+    assert {(i.group.key.sibling, i.group.key.turn): i.advantages for i in credited} == {
+        (0, 0): (1.0,), (0, 1): (1.0,), (1, 0): (-1.0,), (1, 1): (-1.0,)
+    }  # fmt: skip
+    temperatures = {'a': (1.0,)}
+    assert [row.advantages for row in rows_of(credited, temperatures)] == [(1.0,), (1.0,), (-1.0,), (-1.0,)]
 
 
 def siblings(values, *, env=0, rewards=None) -> list[Trajectory]:

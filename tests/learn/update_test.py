@@ -3,6 +3,7 @@
 Most tests use plain gradient descent at rate 1, so that parameters before minus after ARE the gradient.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -13,13 +14,15 @@ import optax
 import pytest
 
 from mallm.algo import losses
-from mallm.learn.pack import Batch, Packing, Row, constant, pack, token_count
+from mallm.learn.pack import Batch, Packing, Row, constant, finished_answers, pack, rows_of, token_count
 from mallm.learn.pool import NonFiniteUpdateError, Pool
+from mallm.learn.route import answer_metrics
 from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
 from mallm.learn.update import Knobs, Updater, token_arrays
 from mallm.models.config import Architecture
 from mallm.models.sharding import make_mesh
 from mallm.models.transformer import Transformer
+from mallm.types import Answer, Candidate, Credited, Group, GroupKey, Prompt, Reward
 
 MODULE = Transformer(Architecture(vocab=16, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, ffn=32))
 SURROGATE = functools.partial(losses.clipped_surrogate, low=0.2, high=0.28, cap=2.0)
@@ -291,6 +294,53 @@ def test_an_end_token_that_looks_like_padding_is_learned(adam):
         state, metrics = adam.updater(state, micros, Knobs(1e-2))
     after = SCORED(state.params, micros[0])
     assert after.logp[0, 0, 2] > before.logp[0, 0, 2] + 0.05 and metrics['tokens'] == 4
+
+
+# --- answers cut by the length limit (A06)
+
+
+def cut_group() -> list[Credited]:
+    """4 answers of length 8, the last two cut at the limit, with advantages of both signs."""
+    draw = np.random.default_rng(4)
+    candidates = [
+        Candidate(
+            Answer(tuple(draw.integers(0, 16, 8).tolist()), tuple(draw.uniform(-4, -2, 8).tolist()), '', finish, 0),
+            Reward(1.0, 0.0),
+        )
+        for finish in ('stop', 'stop', 'length', 'length')
+    ]
+    group = Group(GroupKey(0, 0, 0, 0, 'a'), 'shared', Prompt('a', (), (5, 6)), tuple(candidates), 0)
+    return [Credited(group, (1.5, -0.5, 2.0, -3.0))]
+
+
+@pytest.mark.parametrize('divisor', [token_count, constant(8)])
+def test_answers_that_were_cut_are_left_out_of_the_loss_and_of_its_divisor(plain, divisor):
+    """A06: loss, gradient, KL and entropy are those of the two finished answers alone, with the advantages they have
+    in the whole group."""
+    masked = rows_of(cut_group(), {'a': (0.7,)}, finished_answers)
+    (item,) = cut_group()
+    two = dataclasses.replace(item.group, candidates=item.group.candidates[:2])
+    alone = rows_of([Credited(two, item.advantages[:2])], {'a': (0.7,)})
+    whole = rows_of(cut_group(), {'a': (0.7,)})
+    moved, told = gradient(plain, one_step(masked, 4, divisor))
+    wanted, wanted_told = gradient(plain, one_step(alone, 4, divisor))
+    same(moved, wanted)
+    assert told == pytest.approx(wanted_told, rel=1e-4) and told['tokens'] == 16
+    _, all_told = gradient(plain, one_step(whole, 4, divisor))
+    assert all_told['tokens'] == 32 and abs(all_told['loss'] - told['loss']) > 1e-3
+
+
+def test_a_group_of_which_every_answer_was_cut_is_not_trained_on():
+    (item,) = cut_group()
+    cut = dataclasses.replace(item.group, candidates=item.group.candidates[2:])
+    assert rows_of([Credited(cut, (1.0, -1.0))], {'a': (0.7,)}, finished_answers) == []
+
+
+def test_what_is_logged_of_rewards_and_lengths_counts_the_answers_that_were_cut_too():
+    """A06: lengths 8, 8, 8 and 8 in tokens, tokens_min and tokens_max; a reward mean over all four."""
+    told = answer_metrics(cut_group(), alpha=1.0)
+    assert (told['tokens/a'], told['tokens_min/a'], told['tokens_max/a']) == (8, 8, 8)
+    assert (told['reward/a'], told['truncated/a']) == (1, 0.5)
 
 
 # --- pools

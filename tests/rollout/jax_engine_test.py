@@ -47,6 +47,18 @@ class Ending(TinyTokenizer):
         return self._end
 
 
+class Endings(Ending):
+    """A tokenizer with several ends."""
+
+    def __init__(self, *ends: int) -> None:
+        super().__init__(ends[0])
+        self._more = ends
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self._more
+
+
 def weights(seed: int) -> Any:
     params = nn.unbox(INIT(jax.random.key(seed)))
     return params | {'embedding': params['embedding'] * 2}  # farther from uniform than at birth
@@ -283,6 +295,36 @@ def test_answers_that_are_cut_say_so_and_text_has_no_end_token(engine):
         assert answer.text == TOKENIZER.decode([i for i in answer.ids if i not in (TOKENIZER.PAD, TOKENIZER.END)])
 
 
+def test_an_answer_ends_with_whichever_of_several_end_tokens_comes_first(params):
+    """The draws are those of an engine that knows no end; only where they stop is another."""
+    request = (prompt(), (0, 7))
+    (endless,) = ask(fresh(params, Ending(-1)), request)
+    (one, other) = endless[0].ids[2], next(i for i in endless[1].ids if i != endless[0].ids[2])
+    (answers,) = ask(fresh(params, Endings(one, other)), request)
+    for answer, whole in zip(answers, endless, strict=True):
+        places = [place for place, i in enumerate(whole.ids) if i in (one, other)]
+        assert answer.ids == (whole.ids[: places[0] + 1] if places else whole.ids)
+        assert answer.finish == ('stop' if places else 'length')
+    assert {answer.ids[-1] for answer in answers if answer.finish == 'stop'} == {one, other}
+
+
+def test_a_stop_string_ends_an_answer_and_its_token_is_trained_on_with_the_log_prob_it_was_drawn_with(params):
+    """The same draws, cut: ids up to the token that completes the string, text up to the string (A16)."""
+    plain = [(prompt(), (0, n)) for n in range(4)]
+    whole = [answer for answers in ask(fresh(params, Ending(-1)), *plain) for answer in answers]
+    texts = [answer.text for answer in whole]
+    stop = (texts[0][2], texts[1][1:3])  # of one token, and of two
+    cutting = [(prompt(), (0, n), SamplingParams(LIMIT, stop=stop)) for n in range(4)]
+    cut = [answer for answers in ask(fresh(params, Ending(-1)), *cutting) for answer in answers]
+    for answer, all_of in zip(cut, whole, strict=True):
+        ends = [all_of.text.find(one) + len(one) for one in stop if one in all_of.text]
+        kept = min(ends, default=LIMIT)
+        assert (answer.ids, answer.logps) == (all_of.ids[:kept], all_of.logps[:kept])
+        assert answer.finish == ('stop' if ends else 'length')
+        assert not any(one in answer.text for one in stop) and all_of.text.startswith(answer.text)
+    assert {answer.finish for answer in cut} == {'stop', 'length'}
+
+
 # --- weights
 
 
@@ -400,6 +442,7 @@ def test_a_spread_heats_the_candidates_of_a_group_in_equal_ratios_and_leaves_a_s
         ({'top_p': 0.0}, r'in \(0, 1\]'),
         ({'top_p': 1.1}, r'in \(0, 1\]'),
         ({'top_k': -1}, '0 .keep all. or a positive'),
+        ({'stop': ('a', '')}, 'an empty stop string would end every answer'),
     ],
 )
 def test_impossible_sampling_parameters_are_refused_at_birth(settings, reason):

@@ -53,12 +53,12 @@ class Diary:
 class Letters:
     """A tokenizer of one token a character."""
 
-    end = 0
+    end, ends = 0, (0,)
 
     def __len__(self) -> int:
         return 1 << 16
 
-    def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[Message], own: Sequence[Answer] = ()) -> tuple[int, ...]:
         return self.encode(''.join(message.content for message in messages))
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -90,9 +90,11 @@ class Scripted:
         return {}
 
 
-def stage(engine: Scripted, *, choose=tree.greedy, turns: int = 3, alpha: float = 1.0, k: int = K) -> Stage:
+def stage(
+    engine: Scripted, *, choose=tree.greedy, turns: int = 3, alpha: float = 1.0, k: int = K, max_prompt: int = 0
+) -> Stage:
     roles = {'a': SamplingParams(4), 'b': SamplingParams(9)}
-    return Stage(Sampler(k, turns, alpha, choose, roles), engine, Letters(), {'a': 'left', 'b': 'right'})
+    return Stage(Sampler(k, turns, alpha, choose, roles, max_prompt), engine, Letters(), {'a': 'left', 'b': 'right'})
 
 
 def play(
@@ -188,6 +190,70 @@ def test_a_role_that_is_silent_is_not_asked():
     engine = Scripted()
     (trajectory,) = play(engine, [Diary(order=('b',))])
     assert [[group.key.role for group in turn.groups] for turn in trajectory.turns] == [['b']] * 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting(Diary):
+    """Role b has nothing to say until role a has written 3 twice; it is then asked in the same turn."""
+
+    nothing: tuple | None = ()
+
+    def observe(self, role: str) -> tuple[Message, ...] | None:
+        return self.nothing if role == 'b' and self.written.count('a3') < 2 else super().observe(role)
+
+
+@pytest.mark.parametrize('nothing', [(), None])
+@pytest.mark.parametrize(
+    'mode, k, text', [(tree.play_tree, K, '3'), (tree.play_parallel, 1, '3'), (tree.play_single, 1, '3')]
+)
+def test_a_role_that_is_shown_nothing_stays_silent_this_turn_in_every_mode(mode, k, text, nothing):
+    engine = Scripted(lambda path, asked: [text] * asked)
+    played = play(engine, [Waiting(nothing=nothing)], mode)
+    for trajectory in played:
+        assert [[group.key.role for group in turn.groups] for turn in trajectory.turns] == [['a'], *[['a', 'b']] * 2]
+        assert trajectory.frames == ('', 'a3', 'a3 a3 b3', 'a3 a3 b3 a3 b3') and trajectory.fault is None
+        # a silent role adds nothing to the value: the last answer of each turn does, 3 + 3 + 3
+        assert trajectory.value == 9 and {len(g.candidates) for turn in trajectory.turns for g in turn.groups} == {k}
+    assert len(engine.asked) == 5 * len(played)
+
+
+def test_a_turn_in_which_nobody_speaks_is_a_turn_without_groups():
+    engine = Scripted()
+    (trajectory,) = play(engine, [Waiting(order=('b',))])
+    assert [turn.groups for turn in trajectory.turns] == [()] * 3 and engine.asked == []
+    assert (trajectory.value, trajectory.solved, trajectory.fault) == (0, False, None)
+
+
+# --- prompts that grow too long
+
+GROWN = [2, 5, 8, 11, 14, 17]
+"""Tokens of the prompts of a Diary: 'a?', 'a3 b?', 'a3 b3 a?', ..."""
+
+
+@pytest.mark.parametrize('max_prompt, played', [(0, 6), (17, 6), (16, 5), (10, 3), (8, 3), (7, 2), (4, 1), (1, 0)])
+def test_a_prompt_that_is_too_long_is_never_cut_and_ends_its_episode_as_truncated(max_prompt, played):
+    """Not a fault and not a zero reward: what was played before it is as it would have been, and stays."""
+    whole, (cut,) = play(Scripted())[0], play(engine := Scripted(), max_prompt=max_prompt)
+    assert [len(asked[1].ids) for asked in engine.asked] == GROWN[:played]
+    groups = [group for turn in cut.turns for group in turn.groups]
+    assert groups == [group for turn in whole.turns for group in turn.groups][:played]
+    assert cut.truncated == (played < 6) and cut.fault is None and not cut.solved
+    # an unfinished turn is there with the groups that were played, and counts for nothing in the value
+    assert len(cut.turns) == -(-played // 2) and len(cut.frames) == 1 + len(cut.turns)
+    assert cut.value == 3 * (played // 2)
+
+
+def test_an_episode_that_was_cut_is_not_solved_and_cuts_no_other():
+    """Environment 1 says what solves it and then would have had to show role b too much."""
+
+    def script(path, k):
+        return ['win' if path[2] == 1 else '0'] * k
+
+    played = play(Scripted(script), [Diary()] * 2, turns=1, max_prompt=5)
+    assert [(t.truncated, t.solved, t.fault, len(t.turns[0].groups)) for t in played] == [
+        (False, False, None, 2),
+        (True, False, None, 1),
+    ]
 
 
 # --- which one is executed
