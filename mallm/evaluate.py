@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import rng
+from mallm.envs import sokoban_task
 from mallm.envs.base import World
+from mallm.experiment import Experiment
 from mallm.rollout import tree
 from mallm.types import Trajectory
 
@@ -85,4 +87,47 @@ def replay_of(trajectory: Trajectory, difficulty: int) -> Mapping[str, Any]:
             }
             for turn in trajectory.turns
         ],
+    }
+
+
+def summarise(
+    experiment: Experiment,
+    progress: Mapping[str, Any],
+    after: Mapping[str, Any],
+    *,
+    name: str,
+    minutes: tuple[float, float],
+) -> dict[str, Any]:
+    """The one JSON line that every experiment ends with. Shares are of 1, greedy unless marked `_t1`.
+
+    `name` is that of the run's folder, `minutes` what it took: wall and processor time.
+    """
+    before, settings = progress['before'], experiment.evaluation
+    split = {'final': sokoban_task.FINAL, 'held_out': sokoban_task.HELD_OUT}[settings.split]
+    floor = [
+        experiment.task.random_mover(experiment.task.test(split, i), experiment.sampling.turns, i)
+        for i in range(settings.report_boards)
+    ]
+    measured = {
+        f'{kind}_{when}{suffix}': round(values[kind + suffix], 4)
+        for suffix in ('', '_t1')
+        for kind in ('success', 'strict')
+        for when, values in (('before', before), ('after', after))
+    }
+    return {
+        'run': name,
+        'seed': experiment.seed,
+        'commit': progress['commit'],
+        'minutes': round(minutes[0], 2),
+        'cpu_minutes': round(minutes[1], 2),
+        'training_cpu_minutes': round(progress['training_cpu_minutes'], 2),
+        **measured,
+        **({'swapped_after': round(after['swapped'], 4)} if 'swapped' in after else {}),
+        'random_mover': round(mean(floor), 4),
+        'by_optimal_before': before['success_by_optimal'],
+        'by_optimal_after': after['success_by_optimal'],
+        'strict_by_optimal_after': after['strict_by_optimal'],
+        'split': settings.split,
+        'boards': settings.report_boards,
+        'reward': experiment.task.reward,
     }

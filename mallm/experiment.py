@@ -8,6 +8,7 @@ from mallm.algo import Algorithm, credit, losses, schedule
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.learn import pack
 from mallm.models.config import Architecture
+from mallm.models.lora import TARGETS, Lora
 from mallm.rollout import tree
 from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
 
@@ -16,6 +17,30 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
     """Raises ValueError with the value, the rule and so the remedy."""
     if not holds:
         raise ValueError(f'{name}={value!r}: {rule}')
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """A low-rank adapter for each pool over one frozen base that all share; see `mallm.models.lora.Lora`.
+
+    Attributes:
+      rank: of the adapters; 0 for none: then each pool trains all parameters of its own.
+      alpha: the low-rank product is scaled by alpha / rank.
+      rs: scale by alpha / sqrt(rank) instead.
+      targets: the projections that are adapted.
+    """
+
+    rank: int = 0
+    alpha: float = 32.0
+    rs: bool = False
+    targets: tuple[str, ...] = TARGETS
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, 'lora.rank', self.rank, 'must be 0 (all parameters are trained) or positive')
+        Lora(max(1, self.rank), self.alpha, self.rs, self.targets)
+
+    def build(self) -> Lora | None:
+        return Lora(self.rank, self.alpha, self.rs, self.targets) if self.rank else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +55,7 @@ class ModelSettings:
     ffn: int = 256
     remat: bool = True
     mesh: tuple[int, int, int] = (1, 1, 1)
+    lora: LoraSettings = LoraSettings()
 
     def __post_init__(self) -> None:
         self.architecture(vocab=1)
@@ -168,6 +194,7 @@ class LearningSettings:
 
     Attributes:
       rate: learning rate at the start and at the end of the run (linear in steps).
+      pool_rates: the same for single pools that differ from `rate`; (0, 0) freezes one: it plays and never learns.
       warmup: steps over which the rate rises from 0.
       clip, b1, b2, weight_decay: AdamW with gradient clipping by global norm.
       step_groups: live groups in one optimiser step; 0 takes one step for all of them.
@@ -175,6 +202,7 @@ class LearningSettings:
     """
 
     rate: tuple[float, float] = (4e-4, 4e-5)
+    pool_rates: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     warmup: int = 3
     clip: float = 1.0
     b1: float = 0.9
@@ -184,7 +212,8 @@ class LearningSettings:
     micro_groups: int = 32
 
     def __post_init__(self) -> None:
-        require(min(self.rate) >= 0, 'rate', self.rate, 'learning rates are 0 or positive')
+        for name, rate in {'rate': self.rate, **self.pool_rates}.items():
+            require(min(rate) >= 0, name, rate, 'learning rates are 0 or positive')
         pack.Packing(self.step_groups, self.micro_groups)
 
 
@@ -286,6 +315,11 @@ class Experiment:
             'algorithm.old_policy', self.algorithm.old_policy,
             "with top_p or top_k in training the sampler's log-probs are of another distribution: set it to 'learner'",
         )  # fmt: skip
+        require(
+            set(self.learning.pool_rates) <= set(self.pools.values()), 'learning.pool_rates', self.learning.pool_rates,
+            f'may name the pools {sorted(set(self.pools.values()))} and no other',
+        )  # fmt: skip
+        require(bool(self.learners), 'learning.pool_rates', self.learning.pool_rates, 'freezes every pool; leave one')
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,
@@ -295,6 +329,12 @@ class Experiment:
     @property
     def folder_name(self) -> str:
         return f'{self.name}-seed{self.seed}'
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """The roles whose pools are not frozen, in acting order."""
+        frozen = {pool for pool, rate in self.learning.pool_rates.items() if not any(rate)}
+        return tuple(role for role in self.task.team if self.pools[role] not in frozen)
 
     def packing(self) -> pack.Packing:
         longest = max(params.max_tokens for params in self.sampler().roles.values())

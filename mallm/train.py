@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from mallm import rng
 from mallm.algo import Algorithm, losses
 from mallm.config import describe
 from mallm.envs import sokoban_task
-from mallm.evaluate import Evaluation, evaluate, mean, replay_of
+from mallm.evaluate import Evaluation, evaluate, mean, replay_of, summarise
 from mallm.experiment import Experiment
+from mallm.io.base import restore_base, save_base
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Sink
 from mallm.io.report import write_report
@@ -47,37 +49,44 @@ class Run:
     tokenizer: Tokenizer
     engine: JaxEngine
     pools: Mapping[str, Pool]
-    shardings: LearnerState
+    base: Pool | None
     updater: Updater
     cloner: Updater
     sink: Sink
     checkpoints: Checkpoints
     folder: pathlib.Path
 
+    @property
+    def frozen(self) -> Any:
+        """The parameters that every pool adapts, or None where each pool has all its own."""
+        return self.base.state.params if self.base else None
+
     def stage(self, cast: Mapping[str, str], temperature: float | None = None) -> tree.Stage:
         return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
 
 
 def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Run:
-    """Makes every part. Parameters of each pool are born sharded, from a key of their own."""
+    """Makes every part. Parameters of each pool are born sharded, from a key of their own; so is a base of adapters."""
     tokenizer = TinyTokenizer()
-    module = Transformer(experiment.model.architecture(len(tokenizer)))
+    whole = Transformer(experiment.model.architecture(len(tokenizer)))
+    module = whole.clone(lora=experiment.model.lora.build())
     mesh = make_mesh(*experiment.model.mesh)
     root = jax.random.key(experiment.seed)
     algorithm, learning = experiment.algorithm.build(), experiment.learning
     transform = optimiser(clip=learning.clip, b1=learning.b1, b2=learning.b2, weight_decay=learning.weight_decay)
-    pools = {}
+    make = lambda name, module, transform, kl: make_state(  # noqa: E731
+        rng.key_for(root, rng.INIT, rng.number_of(name)), module=module, transform=transform, mesh=mesh,
+        entropy_coefficient=experiment.algorithm.entropy, keeps_reference=kl > 0,
+    )  # fmt: skip
+    pools, base = {}, None
     for name in sorted(set(experiment.pools.values())):
-        state, shardings = make_state(
-            rng.key_for(root, rng.INIT, rng.number_of(name)),
-            module=module,
-            transform=transform,
-            mesh=mesh,
-            entropy_coefficient=experiment.algorithm.entropy,
-            keeps_reference=experiment.algorithm.kl > 0,
-        )
+        state, shardings = make(name, module, transform, experiment.algorithm.kl)
         pools[name] = Pool(name, state)
-    make_updater = lambda objective: Updater(  # noqa: E731
+    cloned = (whole, shardings)
+    if module.lora is not None:
+        state, of_base = make('base', whole, transform if experiment.warm_start.steps else optax.identity(), 0)
+        base, cloned = Pool('base', state), (whole, of_base)
+    make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
         entropy_range=experiment.algorithm.entropy_range,
     )  # fmt: skip
@@ -88,9 +97,9 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         tokenizer,
         JaxEngine(module, tokenizer, root),
         pools,
-        shardings,
-        make_updater(algorithm.objective),
-        make_updater(losses.reinforce),
+        base,
+        make_updater(module, shardings, algorithm.objective),
+        make_updater(*cloned, losses.reinforce),
         Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at),
         checkpoints,
         folder,
@@ -115,7 +124,8 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
                 watch(run, step)
             if step % experiment.save_every == 0 or step == experiment.steps:
                 save(run, step, progress)
-        summary = summarise(run, progress, report(run, 'after', step))
+        after = report(run, 'after', step)
+        summary = summarise(experiment, progress, after, name=folder.name, minutes=run.sink.minutes())
         run.sink.summary(summary)
     write_report(folder)
     run.checkpoints.close()
@@ -125,6 +135,8 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
 def begin(run: Run) -> tuple[int, dict[str, Any]]:
     """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
     warm_start(run)
+    if run.base:
+        save_base(run.folder, run.frozen)
     if run.experiment.evaluation.every:
         watch(run, 0)
     return 0, {'commit': commit(), 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
@@ -140,15 +152,16 @@ def train_step(run: Run, step: int, done: float) -> None:
     refuse_too_many_faults(experiment, played, sound)
     played_at = time.perf_counter()
     credited = run.algorithm.credit(sound)
-    learning_roles = run.algorithm.schedule(step, experiment.task.team)
+    learning_roles = run.algorithm.schedule(step, experiment.learners)
     temperatures = experiment.temperatures()
     for pool, live in sorted(route(credited, learning_roles).items()):
         seed = rng.seed_for(experiment.seed, rng.SHUFFLE, step, rng.number_of(pool))
         steps = pack(rows_of(live, temperatures, experiment.keep()), experiment.packing(), seed)
         if experiment.algorithm.old_policy == 'learner':
             state = run.pools[pool].state
-            steps = [[run.updater.rescored(state, batch) for batch in micros] for micros in steps]
-        run.sink.write(f'update/{pool}', step, run.pools[pool].learn(run.updater, steps, knobs(experiment, step, done)))
+            steps = [[run.updater.rescored(state, batch, run.frozen) for batch in micros] for micros in steps]
+        learned = run.pools[pool].learn(run.updater, steps, knobs(experiment, step, done, pool), run.frozen)
+        run.sink.write(f'update/{pool}', step, learned)
     load(run, step + 1)
     timing = {'seconds/play': played_at - started, 'seconds/learn': time.perf_counter() - played_at}
     run.sink.write('rollout', step, rollout_metrics(run, played, sound, credited) | timing)
@@ -177,6 +190,7 @@ def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory],
 
 def load(run: Run, version: int) -> None:
     """The engine samples from what the learner holds now."""
+    run.engine.load_base(run.frozen)
     for name, pool in run.pools.items():
         run.engine.load(name, pool.state.params, version)
 
@@ -188,10 +202,11 @@ def share_done(experiment: Experiment, step: int, progress: Mapping[str, Any]) -
     return step / max(1, experiment.steps)
 
 
-def knobs(experiment: Experiment, step: int, done: float) -> Knobs:
-    """Learning rate and entropy target, linear in the share of the run that is done."""
-    (high, low), (first, last) = experiment.learning.rate, experiment.algorithm.entropy_target
-    rise = min(1.0, (step + 1) / (experiment.learning.warmup + 1))
+def knobs(experiment: Experiment, step: int, done: float, pool: str) -> Knobs:
+    """A pool's learning rate and entropy target, linear in the share of the run that is done."""
+    learning, (first, last) = experiment.learning, experiment.algorithm.entropy_target
+    high, low = learning.pool_rates.get(pool, learning.rate)
+    rise = min(1.0, (step + 1) / (learning.warmup + 1))
     rate, target = rise * (high + (low - high) * done), first + (last - first) * done
     return Knobs(rate, experiment.algorithm.kl, entropy_target=target)
 
@@ -221,7 +236,10 @@ def rollout_metrics(
 
 
 def warm_start(run: Run) -> None:
-    """Supervised training of every role from demonstrations that need no solver: a weak beginner, not an expert."""
+    """Supervised training of every role from demonstrations that need no solver: a weak beginner, not an expert.
+
+    It trains each pool, or in their place the one base that they adapt, which is frozen from then on.
+    """
     settings = run.experiment.warm_start
     seeds = itertools.count()
     started = time.process_time()
@@ -230,14 +248,21 @@ def warm_start(run: Run) -> None:
         done = spent / settings.cpu_minutes if settings.cpu_minutes else step / max(1, settings.steps)
         if done >= 1 or not settings.steps:
             break
-        for pool in sorted(run.pools):
+        for pool in sorted(beginners(run)):
             rows = demonstrations(run, pool, seeds)
             learned = clone(run, pool, rows, settings.rate * (1 - done), seed=step)
             run.sink.write('warm_start', step, {f'loss/{pool}': learned['loss'], f'entropy/{pool}': learned['entropy']})
     for learner in run.pools.values():
         state = restarted(learner.state)
         learner.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
+    if run.base:
+        run.base.state = dataclasses.replace(run.base.state, moments=None)
     load(run, 0)
+
+
+def beginners(run: Run) -> Mapping[str, Pool]:
+    """What the warm start trains."""
+    return {run.base.name: run.base} if run.base else run.pools
 
 
 def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
@@ -252,7 +277,7 @@ def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
                 (*run.tokenizer.encode(d.text), run.tokenizer.end)[: limits[d.role].max_tokens],
             )
             for d in experiment.task.demonstrations(seed)
-            if experiment.pools[d.role] == pool
+            if run.base or experiment.pools[d.role] == pool
         ]
         if len(rows) >= wanted:
             return rows
@@ -265,7 +290,7 @@ def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
 def clone(run: Run, pool: str, rows: Sequence[Row], rate: float, seed: int) -> dict[str, float]:
     """One supervised step on given rows; with `learn.pack.demonstration` it takes a user's own transcripts."""
     packing = dataclasses.replace(run.experiment.packing(), step_groups=0)
-    return run.pools[pool].learn(run.cloner, pack(rows, packing, seed), Knobs(rate, exploration=0.0))
+    return beginners(run)[pool].learn(run.cloner, pack(rows, packing, seed), Knobs(rate, exploration=0.0))
 
 
 def restarted(state: LearnerState) -> LearnerState:
@@ -316,41 +341,6 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
     return result
 
 
-def summarise(run: Run, progress: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The one JSON line that every experiment ends with. Shares are of 1, greedy unless marked `_t1`."""
-    experiment, before = run.experiment, progress['before']
-    settings = experiment.evaluation
-    split = {'final': sokoban_task.FINAL, 'held_out': sokoban_task.HELD_OUT}[settings.split]
-    floor = [
-        experiment.task.random_mover(experiment.task.test(split, i), experiment.sampling.turns, i)
-        for i in range(settings.report_boards)
-    ]
-    minutes, cpu_minutes = run.sink.minutes()
-    measured = {
-        f'{name}_{when}{suffix}': round(values[name + suffix], 4)
-        for suffix in ('', '_t1')
-        for name in ('success', 'strict')
-        for when, values in (('before', before), ('after', after))
-    }
-    return {
-        'run': run.folder.name,
-        'seed': experiment.seed,
-        'commit': progress['commit'],
-        'minutes': round(minutes, 2),
-        'cpu_minutes': round(cpu_minutes, 2),
-        'training_cpu_minutes': round(progress['training_cpu_minutes'], 2),
-        **measured,
-        **({'swapped_after': round(after['swapped'], 4)} if 'swapped' in after else {}),
-        'random_mover': round(mean(floor), 4),
-        'by_optimal_before': before['success_by_optimal'],
-        'by_optimal_after': after['success_by_optimal'],
-        'strict_by_optimal_after': after['strict_by_optimal'],
-        'split': settings.split,
-        'boards': settings.report_boards,
-        'reward': experiment.task.reward,
-    }
-
-
 def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
     """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
     run.sink.mark(step)
@@ -368,6 +358,9 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     arrays, progress = run.checkpoints.restore(step, like)
     for name, pool in run.pools.items():
         pool.state = dataclasses.replace(pool.state, **arrays[name])
+    if run.base:
+        base = restore_base(run.folder, run.frozen)
+        run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
     load(run, step)
     return step, progress
 

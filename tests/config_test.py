@@ -13,11 +13,13 @@ from mallm.experiment import (
     EvaluationSettings,
     Experiment,
     LearningSettings,
+    LoraSettings,
     ModelSettings,
     SamplingSettings,
 )
 from mallm.learn.pack import Row, every_answer, finished_answers
 from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
+from mallm.train import knobs
 
 
 def test_a_leaf_is_replaced_by_its_dotted_name_and_the_rest_stays():
@@ -158,6 +160,11 @@ CONTRADICTIONS = [
     ),
     (lambda: LearningSettings(step_groups=10, micro_groups=4), 'make step_groups a multiple'),
     (lambda: LearningSettings(rate=(1e-3, -1e-3)), 'learning rates are 0 or positive'),
+    (lambda: LearningSettings(pool_rates={'a': (1e-3, -1.0)}), 'a=.*: learning rates are 0 or positive'),
+    (lambda: Experiment(learning=LearningSettings(pool_rates={'tool': (0, 0)})), r"may name the pools \['shared'\]"),
+    (lambda: Experiment(learning=LearningSettings(pool_rates={'shared': (0, 0)})), 'freezes every pool; leave one'),
+    (lambda: LoraSettings(rank=-1), 'lora.rank=-1: must be 0 .all parameters are trained. or positive'),
+    (lambda: LoraSettings(rank=4, targets=('qkv',)), r"unknown: \['qkv'\]"),
     (lambda: SamplingSettings(temperature=0.0), 'training explores'),
     (lambda: SamplingSettings(turns=0), 'at least one turn'),
     (lambda: AlgorithmSettings(clip_low=1.0), 'between 0 and 1'),
@@ -218,3 +225,13 @@ def test_names_in_the_settings_become_the_functions_they_stand_for():
     algorithm = AlgorithmSettings(schedule_period=2).build()
     assert [algorithm.schedule(step, ('a', 'b')) for step in range(5)] == [('a',), ('a',), ('b',), ('b',), ('a',)]
     assert AlgorithmSettings().build().schedule(3, ('a', 'b')) == ('a', 'b')
+
+
+def test_each_pool_may_have_a_learning_rate_of_its_own_and_a_frozen_one_has_no_learners():
+    pools = {'tool': 'a', 'plan': 'b'}
+    half = Experiment(pools=pools, learning=LearningSettings(rate=(4.0, 2.0), warmup=0, pool_rates={'b': (1.0, 0.0)}))
+    told = [(knobs(half, 0, done, pool).learning_rate) for pool in 'ab' for done in (0.0, 0.5)]
+    assert told == [4.0, 3.0, 1.0, 0.5]
+    assert half.learners == ('tool', 'plan')
+    frozen = dataclasses.replace(half, learning=LearningSettings(pool_rates={'a': (0.0, 0.0)}))
+    assert frozen.learners == ('plan',)

@@ -92,7 +92,7 @@ def step(tmp_path_factory) -> Step:
         seed = rng.seed_for(EXPERIMENT.seed, rng.SHUFFLE, 0, rng.number_of(name))
         batches[name] = pack(rows_of(live, dict.fromkeys(ROLES, (0.8,))), EXPERIMENT.packing(), seed)
         twin = Pool(name, jax.tree.map(jnp.copy, run.pools[name].state))
-        learned[name] = twin.learn(run.updater, batches[name], knobs(EXPERIMENT, 0, 0.0))
+        learned[name] = twin.learn(run.updater, batches[name], knobs(EXPERIMENT, 0, 0.0, name))
         by_hand[name] = leaves(twin.state.params)
     train_step(run, 0, 0.0)
     return Step(run, played, credited, routed, batches, born, by_hand, learned, run.sink.rows)
@@ -200,7 +200,8 @@ def test_the_next_step_is_sampled_from_what_was_learned(step):
     for name, items in live.items():
         twin = Pool(name, jax.tree.map(jnp.copy, step.run.pools[name].state))
         batches = pack(rows_of(items, dict.fromkeys(ROLES, (0.8,))), EXPERIMENT.packing(), 0)
-        assert twin.learn(step.run.updater, batches, knobs(EXPERIMENT, 1, 0.0))['ratio'] == pytest.approx(1, abs=1e-3)
+        told = twin.learn(step.run.updater, batches, knobs(EXPERIMENT, 1, 0.0, name))
+        assert told['ratio'] == pytest.approx(1, abs=1e-3)
 
 
 def test_roles_that_name_one_pool_share_one_set_of_parameters(tmp_path):

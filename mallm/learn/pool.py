@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,8 +23,12 @@ class Pool:
         self.name = name
         self.state = state
 
-    def learn(self, updater: Updater, steps: Sequence[Sequence[Batch]], knobs: Knobs) -> dict[str, float]:
+    def learn(
+        self, updater: Updater, steps: Sequence[Sequence[Batch]], knobs: Knobs, base: Any = None
+    ) -> dict[str, float]:
         """Takes one optimiser step for each element of `steps`; returns metrics averaged over them.
+
+        A pool whose state is an adapter is given the `base` that it shares with others.
 
         Raises:
           NonFiniteUpdateError: a loss or gradient norm is inf or NaN.
@@ -31,7 +36,7 @@ class Pool:
         started = time.perf_counter()
         collected = []
         for micros in steps:
-            self.state, metrics = updater(self.state, micros, knobs)
+            self.state, metrics = updater(self.state, micros, knobs, base)
             collected.append(metrics)
         if not collected:
             return {'optimiser_steps': 0.0}

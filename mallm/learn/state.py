@@ -18,10 +18,12 @@ from mallm.models.transformer import Transformer
 class LearnerState:
     """Attributes:
     updates: number of optimiser steps taken.
-    params: the policy's parameters (float32).
+    params: the policy's trained parameters (float32): all of them, or its adapter over a base that is kept elsewhere.
     moments: optimiser state, sharded like the parameters.
     entropy_coefficient: weight of the entropy bonus, moved by the controller when there is an entropy target.
-    reference: parameters of the reference policy for the KL term, or None when there is no KL term.
+    reference: what `params` was for the reference policy of the KL term, or None when there is no KL term. With
+      adapters it is a copy of the adapter as training began: fresh from birth that is exactly the base, and after a
+      warm start of the adapter it is what the warm start made.
     """
 
     updates: jax.Array
@@ -47,10 +49,14 @@ def make_state(
     entropy_coefficient: float,
     keeps_reference: bool,
 ) -> tuple[LearnerState, LearnerState]:
-    """A fresh state, born sharded on `mesh`, and its shardings (a LearnerState of NamedShardings)."""
+    """A fresh state, born sharded on `mesh`, and its shardings (a LearnerState of NamedShardings).
+
+    For a module with LoRA `params` is a fresh adapter alone; the base is made, or read, on its own.
+    """
+    trained = 'params' if module.lora is None else 'lora'
 
     def init(key: jax.Array) -> LearnerState:
-        params = module.init(key, jnp.zeros((1, 2), jnp.int32))['params']
+        params = module.init(key, jnp.zeros((1, 2), jnp.int32))[trained]
         reference = jax.tree.map(jnp.copy, params) if keeps_reference else None
         return LearnerState(jnp.int32(0), params, transform.init(params), jnp.float32(entropy_coefficient), reference)
 

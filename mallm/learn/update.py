@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from mallm.algo import losses
 from mallm.learn.pack import Batch
 from mallm.learn.state import LearnerState
-from mallm.models import sharding
+from mallm.models import lora, sharding
 from mallm.models.transformer import Transformer
 
 
@@ -44,14 +44,17 @@ class Accumulated(NamedTuple):
     sums: dict[str, jax.Array]
 
 
-def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch) -> losses.Tokens:
-    """Scores a micro-batch under the policy (and the reference, if there is one)."""
+def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch, base: Any = None) -> losses.Tokens:
+    """Scores a micro-batch under the policy (and the reference, if there is one).
+
+    Where there is a frozen `base`, `params` and `reference` are adapters over it.
+    """
     shape_GKS = batch.answers_GKS.shape
     temperature_GKS = jnp.broadcast_to(batch.temperatures_GK[:, :, None], shape_GKS)
 
     def score(params: Any) -> tuple[jax.Array, jax.Array]:
         logits = module.apply(
-            {'params': params}, batch.prompts_GP, batch.lengths_G, batch.answers_GKS, method=Transformer.score
+            lora.variables(params, base), batch.prompts_GP, batch.lengths_G, batch.answers_GKS, method=Transformer.score
         )
         return losses.token_statistics(logits, batch.answers_GKS, temperature_GKS)
 
@@ -64,10 +67,13 @@ def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch)
 
 
 def make_gradients(module: Transformer, objective: losses.Objective) -> Callable[..., Accumulated]:
-    """gradients(accumulated, state, batch, knobs) -> accumulated, with this micro-batch's gradient and sums added."""
+    """gradients(accumulated, state, batch, knobs, base) -> accumulated, plus this micro-batch's gradient and sums.
 
-    def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs) -> tuple[jax.Array, dict]:
-        tokens = token_arrays(module, params, state.reference, batch)
+    The gradient is that of `state.params` alone: a frozen `base` has none.
+    """
+
+    def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs, base: Any) -> tuple[jax.Array, dict]:
+        tokens = token_arrays(module, params, state.reference, batch, base)
         policy, sums = objective(tokens)
         divergence = losses.kl_k3(tokens)
         entropy = losses.masked(tokens.entropy, tokens.mask).sum()
@@ -75,8 +81,8 @@ def make_gradients(module: Transformer, objective: losses.Objective) -> Callable
         total = (policy - bonus + knobs.kl * divergence) / batch.divisor
         return total, sums | {'entropy': entropy, 'kl': divergence, 'tokens': tokens.mask.sum(), 'loss': total}
 
-    def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, knobs: Knobs) -> Accumulated:
-        grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, knobs)
+    def gradients(accumulated: Accumulated, state: LearnerState, batch: Batch, knobs: Knobs, base: Any) -> Accumulated:
+        grads, sums = jax.grad(loss, has_aux=True)(state.params, state, batch, knobs, base)
         grads = jax.tree.map(jnp.add, accumulated.gradients, grads)
         return Accumulated(grads, {name: accumulated.sums[name] + value for name, value in sums.items()})
 
@@ -136,13 +142,13 @@ class Updater:
         )
         self._gradients = jax.jit(
             make_gradients(module, objective),
-            in_shardings=(sums_shape, shardings, batch_shardings, None),
+            in_shardings=(sums_shape, shardings, batch_shardings, None, None),
             out_shardings=sums_shape,
             donate_argnums=0,
         )
         self._score = jax.jit(
-            lambda state, batch: token_arrays(module, state.params, None, batch).logp,
-            in_shardings=(shardings, batch_shardings),
+            lambda state, batch, base: token_arrays(module, state.params, None, batch, base).logp,
+            in_shardings=(shardings, batch_shardings, None),
             out_shardings=split,
         )
         self._apply = jax.jit(
@@ -153,21 +159,24 @@ class Updater:
         )
 
     def __call__(
-        self, state: LearnerState, micros: Sequence[Batch], knobs: Knobs
+        self, state: LearnerState, micros: Sequence[Batch], knobs: Knobs, base: Any = None
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
-        """One optimiser step over the sum of `micros`. `state` is donated: it must not be used again."""
+        """One optimiser step over the sum of `micros`. `state` is donated: it must not be used again.
+
+        `base` is the frozen tree that `state.params` adapts, where the module has LoRA: read, never donated or copied.
+        """
         accumulated = self._zeros(state.params)
         knobs = Knobs(*map(jnp.float32, knobs))
         for batch in micros:
-            accumulated = self._gradients(accumulated, state, batch, knobs)
+            accumulated = self._gradients(accumulated, state, batch, knobs, base)
         return self._apply(state, accumulated, knobs)
 
-    def rescored(self, state: LearnerState, batch: Batch) -> Batch:
+    def rescored(self, state: LearnerState, batch: Batch, base: Any = None) -> Batch:
         """The batch with ratios taken against the learner's own log-probabilities, as they are before the update.
 
         What the sampler computed differently is then corrected by truncated importance weights.
         """
-        return dataclasses.replace(batch, old_logps_GKS=self._score(state, batch))
+        return dataclasses.replace(batch, old_logps_GKS=self._score(state, batch, base))
 
     @property
     def compiles(self) -> int:

@@ -24,10 +24,12 @@ class Prefix(NamedTuple):
     Attributes:
       layers: keys and values [L, G, kv_heads, P, head_dim].
       lengths_G: true prompt lengths; positions beyond are padding and never attended to.
+      picked_GR: which of the stacked adapters read each prompt, and will write its answers; None where there is one.
     """
 
     layers: KeyValues
     lengths_G: jax.Array
+    picked_GR: jax.Array | None = None
 
 
 def empty(arch: Architecture, groups: int, k: int, tokens: int, dtype: jnp.dtype) -> KeyValues:

@@ -11,6 +11,7 @@ sampler and the loss run the same forward pass, and a prompt costs the same whet
 Tokens are flattened to [N, D] before each projection, and attention keeps the layout [G, heads, K, ...] throughout.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from flax import linen as nn
 
 from mallm.models import cache as kv
 from mallm.models.config import Architecture
+from mallm.models.lora import Lora
 
 
 class Attended(NamedTuple):
@@ -40,11 +42,13 @@ class Where(NamedTuple):
       positions_GKS: position of each token in its sequence.
       prefix_mask_GP: which prompt positions are real, or None while the prompts themselves are read.
       at: index of the current token in the cache, where there is one.
+      picked_GR: which ranks of stacked adapters each prompt uses (`lora.picks`), or None where there is one adapter.
     """
 
     positions_GKS: jax.Array
     prefix_mask_GP: jax.Array | None = None
     at: jax.Array | int = 0
+    picked_GR: jax.Array | None = None
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -116,6 +120,7 @@ class Block(nn.Module):
 
     arch: Architecture
     dtype: jnp.dtype
+    lora: Lora | None = None
 
     def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> jax.Array:
         init = nn.initializers.normal(stddev=shape[0] ** -0.5)
@@ -129,6 +134,48 @@ class Block(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.zeros, (axis,))
         return self.param(name, init, (size,), jnp.float32).astype(self.dtype)
 
+    def factors(self, name: str, sizes: tuple[int, int, int], axes: tuple[str, str]) -> tuple[jax.Array, jax.Array]:
+        """a [in, r] and b [r, out] of one projection; b is born 0, so that a fresh adapter changes nothing."""
+        inner, rank, outer = sizes
+        start_a = nn.with_logical_partitioning(nn.initializers.normal(stddev=inner**-0.5), (axes[0], None))
+        start_b = nn.with_logical_partitioning(nn.initializers.zeros, (None, axes[1]))
+
+        def init() -> dict[str, jax.Array]:
+            key = self.make_rng('params')
+            return {'a': start_a(key, (inner, rank), jnp.float32), 'b': start_b(key, (rank, outer), jnp.float32)}
+
+        pair = self.variable('lora', name, init).value
+        return pair['a'].astype(self.dtype), pair['b'].astype(self.dtype)
+
+    def adapt(
+        self, x_NI: jax.Array, y_NO: jax.Array, axis: str, outs: Mapping[str, tuple[int, str]], where: Where
+    ) -> jax.Array:
+        """y plus the low-rank terms of the projections that stand side by side in it; y as it is without adapters.
+
+        Args:
+          x_NI: what the projections were given; `axis` is the logical name of I.
+          y_NO: what they gave.
+          outs: width and logical axis of each, in their order in y.
+          where: says which adapter each prompt uses, where several are stacked.
+        """
+        lora = self.lora
+        names = [] if lora is None else [name for name in outs if name in lora.targets]
+        if lora is None or not names:
+            return y_NO
+        N, inner = x_NI.shape
+        pairs = {name: self.factors(name, (inner, lora.rank, outs[name][0]), (axis, outs[name][1])) for name in names}
+        low = (x_NI @ jnp.concatenate([a for a, _ in pairs.values()], axis=1)) * lora.scale
+        if where.picked_GR is not None:
+            G, R = where.picked_GR.shape
+            picked = where.picked_GR.astype(self.dtype)[:, None, None, :]
+            low = (low.reshape(G, N // G, len(names), R) * picked).reshape(N, len(names) * R)
+        parts = dict(zip(names, jnp.split(low, len(names), axis=1), strict=True))
+        terms = [
+            parts[name] @ pairs[name][1] if name in parts else jnp.zeros((N, size), self.dtype)
+            for name, (size, _) in outs.items()
+        ]
+        return y_NO + jnp.concatenate(terms, axis=1)
+
     @nn.compact
     def __call__(self, x_GKSD: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         """Returns the next residual stream and this block's keys and values [G, kv_heads, K, T, d]."""
@@ -136,7 +183,7 @@ class Block(nn.Module):
         x_ND = x_GKSD.reshape(G * K * S, D)
         mixed_ND, own = self.attention(x_ND, attended, where)
         x_ND = x_ND + mixed_ND
-        x_ND = x_ND + self.feed_forward(x_ND)
+        x_ND = x_ND + self.feed_forward(x_ND, where)
         return x_ND.reshape(G, K, S, D), own
 
     def attention(self, x_ND: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
@@ -151,6 +198,8 @@ class Block(nn.Module):
             self.weight('v', (D, M * d), ('embed', 'kv_heads')),
         ]
         qkv = normed @ jnp.concatenate(weights, axis=1)
+        heads, kv_heads = (H * d, 'heads'), (M * d, 'kv_heads')
+        qkv = self.adapt(normed, qkv, 'embed', {'q': heads, 'k': kv_heads, 'v': kv_heads}, where)
         if a.qkv_bias:
             biases = [self.bias('q_bias', H * d, 'heads'), self.bias('k_bias', M * d, 'kv_heads')]
             qkv = qkv + jnp.concatenate([*biases, self.bias('v_bias', M * d, 'kv_heads')])[None]
@@ -170,22 +219,31 @@ class Block(nn.Module):
             mask_ST = (jnp.arange(own.keys.shape[3]) <= where.at)[None]
         mixed = joint_attention(queries, own, mask_ST, attended.prefix, where.prefix_mask_GP)
         mixed_ND = mixed.transpose(0, 2, 4, 1, 3, 5).reshape(N, H * d)
-        return mixed_ND @ self.weight('o', (H * d, D), ('heads', 'embed')), own
+        out_ND = mixed_ND @ self.weight('o', (H * d, D), ('heads', 'embed'))
+        return self.adapt(mixed_ND, out_ND, 'heads', {'o': (D, 'embed')}, where), own
 
-    def feed_forward(self, x_ND: jax.Array) -> jax.Array:
+    def feed_forward(self, x_ND: jax.Array, where: Where) -> jax.Array:
         D, F = self.arch.width, self.arch.ffn
         normed = rms_norm(x_ND, self.scale('ffn_norm', D), self.arch.norm_eps)
         gate_DF = self.weight('gate', (D, F), ('embed', 'ffn'))
         up_DF = self.weight('up', (D, F), ('embed', 'ffn'))
-        gate_NF, up_NF = jnp.split(normed @ jnp.concatenate([gate_DF, up_DF], axis=1), 2, axis=1)
-        return (nn.silu(gate_NF) * up_NF) @ self.weight('down', (F, D), ('ffn', 'embed'))
+        both = normed @ jnp.concatenate([gate_DF, up_DF], axis=1)
+        both = self.adapt(normed, both, 'embed', {'gate': (F, 'ffn'), 'up': (F, 'ffn')}, where)
+        gate_NF, up_NF = jnp.split(both, 2, axis=1)
+        mixed_NF = nn.silu(gate_NF) * up_NF
+        down_ND = mixed_NF @ self.weight('down', (F, D), ('ffn', 'embed'))
+        return self.adapt(mixed_NF, down_ND, 'ffn', {'down': (D, 'embed')}, where)
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks, final norm and head. `dtype` is the compute type; parameters are float32."""
+    """Embedding, blocks, final norm and head. `dtype` is the compute type; parameters are float32.
+
+    With `lora` there is a second collection, 'lora', of adapters over the projections in 'params'.
+    """
 
     arch: Architecture
     dtype: jnp.dtype = jnp.float32
+    lora: Lora | None = None
 
     def setup(self) -> None:
         a = self.arch
@@ -194,12 +252,12 @@ class Transformer(nn.Module):
         block = nn.remat(Block, prevent_cse=False) if a.remat else Block
         self.blocks = nn.scan(
             block,
-            variable_axes={'params': 0},
+            variable_axes={'params': 0, 'lora': 0},
             split_rngs={'params': True},
             in_axes=(0, nn.broadcast),
             length=a.layers,
             metadata_params={nn.PARTITION_NAME: 'layers'},
-        )(a, self.dtype)
+        )(a, self.dtype, self.lora)
         ones = nn.with_logical_partitioning(nn.initializers.ones, (None,))
         self.final_norm = self.param('final_norm', ones, (a.width,), jnp.float32)
         if not a.tied:
@@ -211,17 +269,20 @@ class Transformer(nn.Module):
         x, layers = self.blocks(self.embedding.astype(self.dtype)[tokens_GKS], attended, where)
         return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), layers
 
-    def encode(self, tokens_GP: jax.Array, lengths_G: jax.Array) -> tuple[jax.Array, kv.Prefix]:
-        """Reads right-padded prompts.
+    def encode(
+        self, tokens_GP: jax.Array, lengths_G: jax.Array, picked_GR: jax.Array | None = None
+    ) -> tuple[jax.Array, kv.Prefix]:
+        """Reads right-padded prompts, each with its own one of the stacked adapters where `picked_GR` says so.
 
         Returns:
           hidden_GD at each prompt's last real token (it predicts the first answer token), and the prefix.
         """
         G, P = tokens_GP.shape
         positions = jnp.broadcast_to(jnp.arange(P)[None, None], (G, 1, P))
-        x, layers = self.run(tokens_GP[:, None], Attended(), Where(positions))
+        x, layers = self.run(tokens_GP[:, None], Attended(), Where(positions, picked_GR=picked_GR))
         last = jnp.take_along_axis(x[:, 0], (lengths_G - 1)[:, None, None], axis=1)[:, 0]
-        return last, kv.Prefix(kv.KeyValues(layers.keys[:, :, :, 0], layers.values[:, :, :, 0]), lengths_G)
+        layers = kv.KeyValues(layers.keys[:, :, :, 0], layers.values[:, :, :, 0])
+        return last, kv.Prefix(layers, lengths_G, picked_GR)
 
     def extend(
         self, tokens_GKS: jax.Array, prefix: kv.Prefix, past: kv.KeyValues | None = None, at: jax.Array | int = 0
@@ -241,7 +302,7 @@ class Transformer(nn.Module):
         P = prefix.layers.keys.shape[3]
         positions = prefix.lengths_G[:, None, None] + at + jnp.arange(S)[None, None]
         mask_GP = jnp.arange(P)[None] < prefix.lengths_G[:, None]
-        where = Where(jnp.broadcast_to(positions, (G, K, S)), mask_GP, at)
+        where = Where(jnp.broadcast_to(positions, (G, K, S)), mask_GP, at, prefix.picked_GR)
         return self.run(tokens_GKS, Attended(prefix.layers, past), where)
 
     def logits(self, hidden: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mallm import rng
 from mallm.errors import EngineError, boundary
-from mallm.models import cache
+from mallm.models import cache, lora
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import Tokenizer, require_vocabulary
 from mallm.rollout.engine import SamplingParams
@@ -91,13 +91,14 @@ def is_any(ids_N: jax.Array, ends: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=('module', 'k', 'limit', 'ends', 'filtered'))
 def generate(
-    params: Any,
+    variables: Any,
     prompts_GP: jax.Array,
     lengths_G: jax.Array,
     paths_GI: jax.Array,
     root: jax.Array,
     temperatures_GK: jax.Array,
     filters_G2: jax.Array,
+    picked_GR: jax.Array | None,
     *,
     module: Transformer,
     k: int,
@@ -107,11 +108,11 @@ def generate(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """K answers to each prompt: ids_GKS, log-probs_GKS (nats) and lengths_GK, the end token counted.
 
-    `filters_G2` holds top_p and top_k of each prompt. Token t of answer j of the prompt at path p is drawn
-    with `key_for(root, *p, j, t)`. Decoding stops as soon as every row has ended. Rows of length 0 are padding.
+    `filters_G2` holds top_p and top_k of each prompt, `picked_GR` its adapter's ranks where several are stacked. Token
+    t of answer j of the prompt at path p is drawn with `key_for(root, *p, j, t)`. Decoding stops as soon as every row
+    has ended. Rows of length 0 are padding.
     """
     G = prompts_GP.shape[0]
-    variables = {'params': params}
     keys_N = jax.vmap(lambda key: jax.vmap(lambda j: jax.random.fold_in(key, j))(jnp.arange(k)))(
         rng.keys_for(root, paths_GI)
     ).reshape(G * k)
@@ -124,7 +125,8 @@ def generate(
         logits_NV = module.apply(variables, hidden, method=Transformer.logits)
         return draw(logits_NV, jax.vmap(lambda key: jax.random.fold_in(key, t))(keys_N), temperature_N, filters)
 
-    last_GD, prefix = module.apply(variables, prompts_GP, jnp.maximum(lengths_G, 1), method=Transformer.encode)
+    true_G = jnp.maximum(lengths_G, 1)
+    last_GD, prefix = module.apply(variables, prompts_GP, true_G, picked_GR, method=Transformer.encode)
     token_N, logp_N = step(jnp.repeat(last_GD, k, axis=0), jnp.int32(0))
     ids_NS = jnp.zeros((G * k, limit), jnp.int32).at[:, 0].set(token_N)
     logps_NS = jnp.zeros((G * k, limit), jnp.float32).at[:, 0].set(logp_N)
@@ -163,13 +165,17 @@ class Request:
 
     @property
     def shape(self) -> tuple:
-        """Requests of equal shape may share a batch."""
-        return (self.policy, bucket_tokens(len(self.prompt.ids)), self.k, self.params.max_tokens, len(self.path),
+        """Requests of equal shape may share a batch, if one tree of weights serves them."""
+        return (bucket_tokens(len(self.prompt.ids)), self.k, self.params.max_tokens, len(self.path),
                 self.params.truncates)  # fmt: skip
 
 
 class JaxEngine:
-    """Samples any number of policies of one architecture inside this process."""
+    """Samples any number of policies of one architecture inside this process.
+
+    Where the module has LoRA, a policy's weights are its adapter, the base comes from `load_base`, and the requests of
+    all policies share batches and compiled shapes.
+    """
 
     def __init__(self, module: Transformer, tokenizer: Tokenizer, root: jax.Array) -> None:
         require_vocabulary(tokenizer, module.arch.vocab)
@@ -177,13 +183,40 @@ class JaxEngine:
         self._tokenizer = tokenizer
         self._root = root
         self._weights: dict[str, tuple[Any, int]] = {}
+        self._base: Any = None
+        self._stacked: Any = None
         self._waiting: list[Request] = []
         self._drain: asyncio.Task[None] | None = None
         self._counts: Counter[str] = Counter()
         self._shapes: set[tuple] = set()
 
+    def load_base(self, base: Any) -> None:
+        """The frozen parameters under every adapter; kept as they are, without a copy."""
+        self._base = base
+
     def load(self, policy: str, weights: Any, version: int) -> None:
-        self._weights[policy] = (weights, version)
+        """Replaces one policy's weights, or its adapter.
+
+        Raises:
+          ValueError: an adapter comes before its base, or is one of another base or kind.
+        """
+        if self._module.lora is not None:
+            if self._base is None:
+                raise ValueError(f'adapter of policy {policy!r}: there is no base under it yet; call load_base first')
+            lora.refuse_misfit(weights, self._base, self._module.lora)
+        self._weights[policy], self._stacked = (weights, version), None
+
+    def _variables(self, requests: Sequence[Request], rows: int) -> tuple[Any, np.ndarray | None]:
+        """What the module is applied to, and for each row the ranks of its adapter where several are stacked."""
+        adapter = self._module.lora
+        if adapter is None or len(self._weights) == 1:
+            return lora.variables(self._weights[requests[0].policy][0], self._base), None
+        if self._stacked is None:
+            self._stacked = lora.stack([weights for weights, _ in self._weights.values()])
+        number = {policy: i for i, policy in enumerate(self._weights)}
+        which = np.zeros(rows, np.int32)
+        which[: len(requests)] = [number[request.policy] for request in requests]
+        return lora.variables(self._stacked, self._base), lora.picks(which, len(number), adapter)
 
     def metrics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
@@ -217,7 +250,8 @@ class JaxEngine:
         waiting, self._waiting = self._waiting, []
         by_shape: dict[tuple, list[Request]] = {}
         for request in waiting:
-            by_shape.setdefault(request.shape, []).append(request)
+            served_by = request.policy if self._module.lora is None else None
+            by_shape.setdefault((served_by, *request.shape), []).append(request)
         for requests in by_shape.values():
             for rows in batch_rows(len(requests)):
                 self._answer(requests[:rows])
@@ -239,7 +273,6 @@ class JaxEngine:
     def _generate(self, requests: Sequence[Request]) -> list[tuple[Answer, ...]]:
         started = time.perf_counter_ns()
         first = requests[0]
-        weights, version = self._weights[first.policy]
         rows = next(size for size in ROWS if size >= len(requests))
         prompts = np.zeros((rows, bucket_tokens(len(first.prompt.ids))), np.int32)
         lengths, paths = np.zeros(rows, np.int32), np.zeros((rows, len(first.path)), np.int32)
@@ -249,27 +282,30 @@ class JaxEngine:
             ids, p = request.prompt.ids, request.params
             prompts[i, : len(ids)], lengths[i], paths[i] = ids, len(ids), request.path
             temperatures[i], filters[i] = p.temperatures(first.k), (p.top_p, p.top_k)
-        limit = first.params.max_tokens
-        self._shapes.add((rows, *first.shape[1:]))
+        versions = [self._weights[request.policy][1] for request in requests]
+        variables, picked = self._variables(requests, rows)
+        self._shapes.add((rows, 0 if picked is None else picked.shape[1], *first.shape))
         ids, logps, ends = jax.device_get(
             generate(
-                weights,
+                variables,
                 prompts,
                 lengths,
                 paths,
                 self._root,
                 temperatures,
                 filters,
+                picked,
                 module=self._module,
                 k=first.k,
-                limit=limit,
+                limit=first.params.max_tokens,
                 ends=self._tokenizer.ends,
                 filtered=first.params.truncates,
             )
         )
         answers = [
             tuple(
-                self._answer_of(ids[i, j, : ends[i, j]], logps[i, j], version, request.params) for j in range(first.k)
+                self._answer_of(ids[i, j, : ends[i, j]], logps[i, j], versions[i], request.params)
+                for j in range(first.k)
             )
             for i, request in enumerate(requests)
         ]
