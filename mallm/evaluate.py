@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import rng
-from mallm.envs import sokoban_task
-from mallm.envs.base import World
+from mallm.envs.base import FINAL, HELD_OUT, World
 from mallm.experiment import Experiment
 from mallm.rollout import tree
 from mallm.types import Trajectory
@@ -44,6 +43,16 @@ class Evaluation:
     def turns_to_solve(self) -> float:
         solved = [len(t.turns) for t in self.trajectories if t.solved]
         return mean(solved) if solved else math.nan
+
+    @property
+    def clean(self) -> dict[str, float]:
+        """By role, the share of answers that cost no penalty for their form (their `format` term is 0)."""
+        forms: dict[str, list[bool]] = defaultdict(list)
+        for trajectory in self.trajectories:
+            for group in (group for turn in trajectory.turns for group in turn.groups):
+                terms = dict(group.candidates[group.chosen].reward.terms)
+                forms[group.key.role].append(not terms.get('format', 0.0))
+        return {role: mean(values) for role, values in sorted(forms.items())}
 
     def by_difficulty(self) -> dict[int, float]:
         solved: dict[int, list[bool]] = defaultdict(list)
@@ -103,9 +112,9 @@ def summarise(
     `name` is that of the run's folder, `minutes` what it took: wall and processor time.
     """
     before, settings = progress['before'], experiment.evaluation
-    split = {'final': sokoban_task.FINAL, 'held_out': sokoban_task.HELD_OUT}[settings.split]
+    split = {'final': FINAL, 'held_out': HELD_OUT}[settings.split]
     floor = [
-        experiment.task.random_mover(experiment.task.test(split, i), experiment.sampling.turns, i)
+        experiment.task.floor(experiment.task.test(split, i), experiment.sampling.turns, i)
         for i in range(settings.report_boards)
     ]
     measured = {
@@ -124,10 +133,12 @@ def summarise(
         **measured,
         **({'swapped_after': round(after['swapped'], 4)} if 'swapped' in after else {}),
         'random_mover': round(mean(floor), 4),
+        'format_before': before.get('format', {}),
+        'format_after': after['format'],
         'by_optimal_before': before['success_by_optimal'],
         'by_optimal_after': after['success_by_optimal'],
         'strict_by_optimal_after': after['strict_by_optimal'],
         'split': settings.split,
         'boards': settings.report_boards,
-        'reward': experiment.task.reward,
+        'reward': vars(experiment.task).get('reward', 'outcome'),
     }

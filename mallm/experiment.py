@@ -5,6 +5,7 @@ import functools
 from typing import Literal
 
 from mallm.algo import Algorithm, credit, losses, schedule
+from mallm.envs.base import Task
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.learn import pack
 from mallm.models.config import Architecture
@@ -285,7 +286,7 @@ class Experiment:
     steps: int = 400
     cpu_minutes: float = 0.0
     pools: dict[str, str] = dataclasses.field(default_factory=lambda: {'tool': 'shared', 'plan': 'shared'})
-    task: SokobanTask = SokobanTask()
+    task: Task = SokobanTask()
     model: ModelSettings = ModelSettings()
     sampling: SamplingSettings = SamplingSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()

@@ -16,7 +16,7 @@ import optax
 from mallm import rng
 from mallm.algo import Algorithm, losses
 from mallm.config import describe
-from mallm.envs import sokoban_task
+from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT
 from mallm.evaluate import Evaluation, evaluate, mean, replay_of, summarise
 from mallm.experiment import Experiment
 from mallm.io.base import restore_base, save_base
@@ -303,8 +303,8 @@ def restarted(state: LearnerState) -> LearnerState:
 def watch(run: Run, step: int) -> None:
     """Greedy success on the held-out and strict splits that may be looked at while training."""
     boards = run.experiment.evaluation.boards
-    easy = examine(run, sokoban_task.HELD_OUT, step, boards, 0.0)
-    strict = examine(run, sokoban_task.STRICT, step, boards, 0.0)
+    easy = examine(run, HELD_OUT, step, boards, 0.0)
+    strict = examine(run, STRICT, step, boards, 0.0)
     shares = {'success': easy.success, 'strict': strict.success, 'truncated': easy.truncated}
     run.sink.write('eval', step, shares | {'turns_to_solve': easy.turns_to_solve})
 
@@ -323,8 +323,8 @@ def examine(
 def report(run: Run, when: str, step: int) -> dict[str, Any]:
     """Success on the reported splits, greedy and at temperature 1, and replays of the first boards."""
     settings = run.experiment.evaluation
-    splits = {'final': (sokoban_task.FINAL, sokoban_task.FINAL_STRICT),
-              'held_out': (sokoban_task.HELD_OUT, sokoban_task.STRICT)}[settings.split]  # fmt: skip
+    splits = {'final': (FINAL, FINAL_STRICT),
+              'held_out': (HELD_OUT, STRICT)}[settings.split]  # fmt: skip
     result: dict[str, Any] = {}
     for name, split in zip(('success', 'strict'), splits, strict=True):
         for suffix, temperature in (('', 0.0), ('_t1', 1.0)):
@@ -333,6 +333,7 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
             if not suffix:
                 result[f'{name}_by_optimal'] = {str(k): v for k, v in outcome.by_difficulty().items()}
                 if name == 'success':
+                    result['format'] = outcome.clean
                     pairs = zip(outcome.trajectories, outcome.difficulty, strict=True)
                     run.sink.replays(when, [replay_of(t, d) for t, d in list(pairs)[: settings.replays]])
     if len(set(run.experiment.pools.values())) > 1:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from mallm.envs import sokoban_task
+from mallm.envs import base
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.io.checkpoint import Checkpoints
 
@@ -117,10 +117,10 @@ def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_one(tmp_path)
 def test_training_and_held_out_boards_never_share_a_layout_and_strict_boards_have_walls():
     task = SokobanTask()
     trained = {task.train(seed).board.layout_key() for seed in range(400)}
-    splits = (sokoban_task.HELD_OUT, sokoban_task.STRICT, sokoban_task.FINAL, sokoban_task.FINAL_STRICT)
+    splits = (base.HELD_OUT, base.STRICT, base.FINAL, base.FINAL_STRICT)
     tested = {split: [task.test(split, i).board for i in range(60)] for split in splits}
     for boards in tested.values():
         assert not trained & {board.layout_key() for board in boards}
-    for split in (sokoban_task.STRICT, sokoban_task.FINAL_STRICT):
+    for split in (base.STRICT, base.FINAL_STRICT):
         assert min(board.inner_walls() for board in tested[split]) >= 2
-    assert tested[sokoban_task.HELD_OUT] != tested[sokoban_task.FINAL]
+    assert tested[base.HELD_OUT] != tested[base.FINAL]

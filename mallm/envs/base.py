@@ -1,9 +1,12 @@
-"""The World protocol: a world is a frozen value, and acting on it returns the next one.
+"""What a task has to offer: worlds, which are frozen values, and seeds from which they are made.
 
-Branching K ways is then free and safe: nothing has to be copied, reset or undone.
+Acting on a world returns the next one. Branching K ways is then free and safe: nothing has to be copied, reset or
+undone.
 """
 
-from typing import Protocol, Self, runtime_checkable
+import abc
+import dataclasses
+from typing import Any, Protocol, Self, runtime_checkable
 
 from mallm.types import Message, Reward
 
@@ -45,3 +48,50 @@ class World(Protocol):
     def render(self) -> str:
         """A few lines of text for replays."""
         ...
+
+
+HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
+"""Where the seeds of the splits begin; training seeds lie below. The final ranges are used by no tuning, and the strict
+splits are harder than the held-out ones in a way that the task says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstration:
+    """What a role could have written to what it saw."""
+
+    role: str
+    messages: tuple[Message, ...]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(abc.ABC):
+    """A distribution of worlds for a team, as frozen settings; what an experiment trains on and is judged by.
+
+    Worlds are `Any` here because a task makes and judges its own kind only.
+
+    Attributes:
+      team: the roles in acting order.
+    """
+
+    team: tuple[str, ...]
+
+    @abc.abstractmethod
+    def train(self, seed: int) -> World:
+        """A fresh training instance: never one of a held-out split."""
+
+    @abc.abstractmethod
+    def test(self, split: int, index: int) -> World:
+        """Instance `index` of a held-out split, which is one of HELD_OUT, STRICT, FINAL, FINAL_STRICT."""
+
+    @abc.abstractmethod
+    def difficulty(self, world: Any) -> int:
+        """A whole number by which successes are sorted, e.g. the moves of a shortest solution."""
+
+    @abc.abstractmethod
+    def floor(self, world: Any, turns: int, seed: int) -> bool:
+        """Whether chance alone solves the instance in as many turns: the floor under every result."""
+
+    @abc.abstractmethod
+    def demonstrations(self, seed: int) -> list[Demonstration]:
+        """What the roles could write to one training instance, for the warm start; may be empty."""

@@ -5,18 +5,15 @@ import random
 from typing import Literal
 
 from mallm.envs import sokoban
+from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
 from mallm.envs.sokoban import Board, BoardSpec, Execution
 from mallm.envs.sokoban_team import NEARNESS, ORACLE, OUTCOME, Rules, SokobanTeam
-from mallm.types import Message
 
 SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
 
-HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
-"""Where the seeds of the splits begin. Training seeds lie below. The final ranges are used by no tuning."""
-
 
 @dataclasses.dataclass(frozen=True)
-class SokobanTask:
+class SokobanTask(Task):
     """Which boards are played, by which team, for which reward.
 
     Attributes:
@@ -73,24 +70,15 @@ class SokobanTask:
         """Moves of a shortest solution, for the success-by-difficulty table."""
         return sokoban.distance(world.board) or 0
 
-    def random_mover(self, world: SokobanTeam, turns: int, seed: int) -> bool:
-        """Whether as many random moves as a team may make solve the board: the floor under every result."""
+    def floor(self, world: SokobanTeam, turns: int, seed: int) -> bool:
+        """Whether as many random moves as a team may make solve the board."""
         draw, board = random.Random(seed), world.board
         for _ in range(turns * self.moves):
             board = (None if board.solved else board.move(draw.choice(sokoban.MOVES))) or board
         return board.solved
 
-    def demonstrations(self, seed: int) -> list['Demonstration']:
+    def demonstrations(self, seed: int) -> list[Demonstration]:
         return beginner(seed, self.spec('train'), self.rules, self.team)
-
-
-@dataclasses.dataclass(frozen=True)
-class Demonstration:
-    """What a role could have written to what it saw."""
-
-    role: str
-    messages: tuple[Message, ...]
-    text: str
 
 
 def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -> list[Demonstration]:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mallm.envs import sokoban
-from mallm.envs.base import World
+from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, World
 from mallm.envs.sokoban import Board, BoardSpec, load_levels
-from mallm.envs.sokoban_task import FINAL, FINAL_STRICT, HELD_OUT, STRICT, SokobanTask
+from mallm.envs.sokoban_task import SokobanTask
 from mallm.envs.sokoban_team import NEARNESS, ORACLE, OUTCOME, Rules, SokobanTeam
 
 SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
@@ -369,11 +369,11 @@ def test_three_of_four_training_boards_are_hard_and_all_are_within_their_spec():
 def test_the_same_place_gives_the_same_board_and_the_random_floor_is_reproducible():
     task = SokobanTask()
     assert [task.train(seed) for seed in range(5)] == [task.train(seed) for seed in range(5)]
-    floor = [task.random_mover(task.test(HELD_OUT, i), 4, i) for i in range(40)]
-    assert floor == [task.random_mover(task.test(HELD_OUT, i), 4, i) for i in range(40)]
+    floor = [task.floor(task.test(HELD_OUT, i), 4, i) for i in range(40)]
+    assert floor == [task.floor(task.test(HELD_OUT, i), 4, i) for i in range(40)]
     assert 0 < sum(floor) < 40
     near = SokobanTeam(level(S1), task.rules)
-    assert not task.random_mover(near, 0, 1) and task.random_mover(near, 100, 1)
+    assert not task.floor(near, 0, 1) and task.floor(near, 100, 1)
 
 
 # --- demonstrations
