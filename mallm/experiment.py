@@ -158,6 +158,8 @@ class LearningSettings:
       clip, b1, b2, weight_decay: AdamW with gradient clipping by global norm.
       step_groups: live groups in one optimiser step; 0 takes one step for all of them.
       micro_groups: groups in one micro-batch.
+      logits_mib: MiB of logits that the loss may hold on one device; where that is too little for a micro-batch, they
+        are computed in chunks, and once more in the backward pass.
     """
 
     rate: tuple[float, float] = (4e-4, 4e-5)
@@ -168,8 +170,10 @@ class LearningSettings:
     weight_decay: float = 0.0
     step_groups: int = 64
     micro_groups: int = 32
+    logits_mib: int = 64
 
     def __post_init__(self) -> None:
+        require(self.logits_mib >= 1, 'logits_mib', self.logits_mib, 'the loss needs at least 1 MiB; use 64')
         require(min(self.rate) >= 0, 'rate', self.rate, 'learning rates are 0 or positive')
         pack.Packing(self.step_groups, self.micro_groups)
 

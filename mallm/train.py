@@ -79,7 +79,7 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         pools[name] = Pool(name, state)
     make_updater = lambda objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
-        entropy_range=experiment.algorithm.entropy_range,
+        entropy_range=experiment.algorithm.entropy_range, logits_room=learning.logits_mib << 20,
     )  # fmt: skip
     checkpoints = Checkpoints(folder)
     run = Run(

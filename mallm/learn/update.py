@@ -44,16 +44,31 @@ class Accumulated(NamedTuple):
     sums: dict[str, jax.Array]
 
 
-def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch) -> losses.Tokens:
-    """Scores a micro-batch under the policy (and the reference, if there is one)."""
+LOGITS_ROOM = 64 << 20
+"""Bytes of float32 logits that the loss may hold on one device; more than that is computed in chunks."""
+
+
+def token_arrays(
+    module: Transformer, params: Any, reference: Any, batch: Batch, room: int = LOGITS_ROOM
+) -> losses.Tokens:
+    """Scores a micro-batch under the policy (and the reference, if there is one), with `room` bytes for logits."""
     shape_GKS = batch.answers_GKS.shape
     temperature_GKS = jnp.broadcast_to(batch.temperatures_GK[:, :, None], shape_GKS)
+    chunk = chunk_of(shape_GKS, module.arch.vocab, room)
 
     def score(params: Any) -> tuple[jax.Array, jax.Array]:
-        logits = module.apply(
-            {'params': params}, batch.prompts_GP, batch.lengths_G, batch.answers_GKS, method=Transformer.score
+        variables, asked = {'params': params}, (batch.prompts_GP, batch.lengths_G, batch.answers_GKS)
+        if chunk is None:
+            logits = module.apply(variables, *asked, method=Transformer.score)
+            return losses.token_statistics(logits, batch.answers_GKS, temperature_GKS)
+        hidden = module.apply(variables, *asked, method=Transformer.answer_states)
+        flat = lambda values: values.reshape(shape_GKS[0], -1, *values.shape[3:])  # noqa: E731
+        logp_GN, entropy_GN = losses.chunked_token_statistics(
+            lambda hidden: module.apply(variables, hidden, method=Transformer.logits),
+            *map(flat, (hidden, batch.answers_GKS, temperature_GKS, batch.mask_GKS)),
+            chunk=chunk,
         )
-        return losses.token_statistics(logits, batch.answers_GKS, temperature_GKS)
+        return logp_GN.reshape(shape_GKS), entropy_GN.reshape(shape_GKS)
 
     logp, entropy = score(params)
     reference_logp = jax.lax.stop_gradient(logp) if reference is None else jax.lax.stop_gradient(score(reference)[0])
@@ -63,11 +78,20 @@ def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch)
     )
 
 
-def make_gradients(module: Transformer, objective: losses.Objective) -> Callable[..., Accumulated]:
+def chunk_of(shape_GKS: Sequence[int], vocab: int, room: int) -> int | None:
+    """Answer positions of each group whose logits fit into `room` bytes, cut evenly; None when all of them fit."""
+    G, K, S = shape_GKS
+    largest = max(1, room // (4 * G * vocab))
+    return None if K * S <= largest else -(-K * S // -(-K * S // largest))
+
+
+def make_gradients(
+    module: Transformer, objective: losses.Objective, room: int = LOGITS_ROOM
+) -> Callable[..., Accumulated]:
     """gradients(accumulated, state, batch, knobs) -> accumulated, with this micro-batch's gradient and sums added."""
 
     def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs) -> tuple[jax.Array, dict]:
-        tokens = token_arrays(module, params, state.reference, batch)
+        tokens = token_arrays(module, params, state.reference, batch, room)
         policy, sums = objective(tokens)
         divergence = losses.kl_k3(tokens)
         entropy = losses.masked(tokens.entropy, tokens.mask).sum()
@@ -124,7 +148,9 @@ class Updater:
         shardings: LearnerState,
         entropy_range: tuple[float, float] = (0.0, 1.0),
         entropy_rate: float = 1.08,
+        logits_room: int = LOGITS_ROOM,
     ) -> None:
+        room = logits_room * mesh.size  # groups are split over (data, fsdp) and the vocabulary over tensor
         whole, split = sharding.replicated(mesh), sharding.group_sharding(mesh)
         batch_shardings = Batch(*(split,) * 8, divisor=whole)
         sums_shape = Accumulated(shardings.params, whole)
@@ -135,13 +161,13 @@ class Updater:
             out_shardings=sums_shape,
         )
         self._gradients = jax.jit(
-            make_gradients(module, objective),
+            make_gradients(module, objective, room),
             in_shardings=(sums_shape, shardings, batch_shardings, None),
             out_shardings=sums_shape,
             donate_argnums=0,
         )
         self._score = jax.jit(
-            lambda state, batch: token_arrays(module, state.params, None, batch).logp,
+            lambda state, batch: token_arrays(module, state.params, None, batch, room).logp,
             in_shardings=(shardings, batch_shardings),
             out_shardings=split,
         )

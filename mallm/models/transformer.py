@@ -250,12 +250,16 @@ class Transformer(nn.Module):
         flat = hidden.reshape(-1, self.arch.width).astype(jnp.float32) @ matrix.astype(jnp.float32)
         return flat.reshape(*hidden.shape[:-1], self.arch.vocab)
 
-    def score(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
-        """Logits_GKSV: position s holds the distribution from which answer token s was to be drawn."""
+    def answer_states(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
+        """Hidden_GKSD: position s holds the state from which answer token s was to be drawn."""
         last_GD, prefix = self.encode(prompts_GP, lengths_G)
         hidden, _ = self.extend(answers_GKS[:, :, :-1], prefix)
         first = jnp.broadcast_to(last_GD[:, None, None], (*answers_GKS.shape[:2], 1, self.arch.width))
-        return self.logits(jnp.concatenate([first, hidden], axis=2))
+        return jnp.concatenate([first, hidden], axis=2)
+
+    def score(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
+        """Logits_GKSV: position s holds the distribution from which answer token s was to be drawn."""
+        return self.logits(self.answer_states(prompts_GP, lengths_G, answers_GKS))
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         """Logits_BTV of plain rows; used to initialise parameters and to compare with other implementations."""
