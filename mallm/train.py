@@ -1,10 +1,8 @@
 """The one place where everything meets: play, credit, route, pack, learn, load, log, evaluate, save."""
 
-import asyncio
 import dataclasses
 import itertools
 import pathlib
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +10,15 @@ from typing import Any
 
 import jax
 
-from mallm import rng
+from mallm import hosts, rng
 from mallm.algo import Algorithm, losses
 from mallm.config import describe
 from mallm.envs import sokoban_task
-from mallm.evaluate import Evaluation, evaluate, mean, replay_of
+from mallm.evaluate import Evaluation, evaluate, mean, played, replay_of
 from mallm.experiment import Experiment
+from mallm.folder import commit, folder_and_step
 from mallm.io.checkpoint import Checkpoints
-from mallm.io.log import Sink
+from mallm.io.log import Silent, Sink
 from mallm.io.report import write_report
 from mallm.learn.pack import Row, demonstration, pack, rows_of
 from mallm.learn.pool import Pool
@@ -50,7 +49,8 @@ class Run:
     shardings: LearnerState
     updater: Updater
     cloner: Updater
-    sink: Sink
+    sink: Sink | Silent
+    guard: hosts.Guard | hosts.NoGuard
     checkpoints: Checkpoints
     folder: pathlib.Path
 
@@ -58,7 +58,12 @@ class Run:
         return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
 
 
-def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Run:
+def build(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    resume_at: int | None,
+    guard: hosts.Guard | hosts.NoGuard = hosts.NO_GUARD,
+) -> Run:
     """Makes every part. Parameters of each pool are born sharded, from a key of their own."""
     tokenizer = TinyTokenizer()
     module = Transformer(experiment.model.architecture(len(tokenizer)))
@@ -91,7 +96,8 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         shardings,
         make_updater(algorithm.objective),
         make_updater(losses.reinforce),
-        Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at),
+        sink_of(experiment, folder, resume_at),
+        guard,
         checkpoints,
         folder,
     )
@@ -99,17 +105,25 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
     return run
 
 
-def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any]:
-    """Runs an experiment from its warm start (or its newest checkpoint) to its summary, which it returns."""
-    folder = pathlib.Path(experiment.runs) / resume if resume else new_folder(experiment)
-    at = newest(folder) if resume else None
-    run = build(experiment, folder, at)
-    with run.sink:
+def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:
+    """Process 0 writes."""
+    if jax.process_index():
+        return Silent()
+    return Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at)
+
+
+def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts = hosts.ALONE) -> Mapping[str, Any]:
+    """Runs an experiment from its warm start (or its newest checkpoint) to its summary, which it returns.
+
+    Where it has several processes, all of them call this, and `limits` says when they give each other up.
+    """
+    folder, at = folder_and_step(experiment, resume)
+    with hosts.guard(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
         step, progress = begin(run) if at is None else restore(run, at)
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()
             train_step(run, step, done)
-            progress['training_cpu_minutes'] += (time.process_time() - started) / 60
+            progress['training_cpu_minutes'] += hosts.agreed((time.process_time() - started) / 60)
             step += 1
             if experiment.evaluation.every and step % experiment.evaluation.every == 0:
                 watch(run, step)
@@ -117,7 +131,8 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
                 save(run, step, progress)
         summary = summarise(run, progress, report(run, 'after', step))
         run.sink.summary(summary)
-    write_report(folder)
+    if jax.process_index() == 0:
+        write_report(folder)
     run.checkpoints.close()
     return summary
 
@@ -134,11 +149,13 @@ def train_step(run: Run, step: int, done: float) -> None:
     """One training step: the loop of the whole project."""
     experiment = run.experiment
     started = time.perf_counter()
+    run.guard.at(step, 'play')
     cast = run.algorithm.cast(step, experiment.pools)
-    played = play(run, step, cast)
-    sound = [trajectory for trajectory in played if trajectory.fault is None]
-    refuse_too_many_faults(experiment, played, sound)
+    trajectories = play(run, step, cast)
+    sound = [trajectory for trajectory in trajectories if trajectory.fault is None]
+    refuse_too_many_faults(experiment, trajectories, sound)
     played_at = time.perf_counter()
+    run.guard.at(step, 'learn')
     credited = run.algorithm.credit(sound)
     learning_roles = run.algorithm.schedule(step, experiment.task.team)
     temperatures = experiment.temperatures()
@@ -151,11 +168,11 @@ def train_step(run: Run, step: int, done: float) -> None:
         run.sink.write(f'update/{pool}', step, run.pools[pool].learn(run.updater, steps, knobs(experiment, step, done)))
     load(run, step + 1)
     timing = {'seconds/play': played_at - started, 'seconds/learn': time.perf_counter() - played_at}
-    run.sink.write('rollout', step, rollout_metrics(run, played, sound, credited) | timing)
+    run.sink.write('rollout', step, rollout_metrics(run, trajectories, sound, credited) | timing)
 
 
 def play(run: Run, step: int, cast: Mapping[str, str]) -> list[Trajectory]:
-    """Plays the step's share of environments, all at once."""
+    """Plays the step's environments, all at once; every process plays its share and gets them all."""
     experiment = run.experiment
     worlds = [
         experiment.task.train(rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40))
@@ -163,7 +180,7 @@ def play(run: Run, step: int, cast: Mapping[str, str]) -> list[Trajectory]:
     ]
     sample = {'tree': tree.play_tree, 'parallel': tree.play_parallel}[experiment.sampling.mode]
     place = tree.Place(experiment.seed, rng.TRAIN, step, env=0)
-    return asyncio.run(sample(worlds, place, run.stage(cast)))
+    return played(sample, worlds, place, run.stage(cast))
 
 
 def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory], sound: Sequence[Trajectory]) -> None:
@@ -178,7 +195,7 @@ def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory],
 def load(run: Run, version: int) -> None:
     """The engine samples from what the learner holds now."""
     for name, pool in run.pools.items():
-        run.engine.load(name, pool.state.params, version)
+        run.engine.load(name, hosts.local(pool.state.params), version)
 
 
 def share_done(experiment: Experiment, step: int, progress: Mapping[str, Any]) -> float:
@@ -216,7 +233,7 @@ def rollout_metrics(
     for trajectory in played:
         if trajectory.fault is not None:
             faults[trajectory.fault.split(':')[0]] += 1
-    engine = run.engine.metrics()
+    engine = hosts.totals(run.engine.metrics())
     return {
         **{f'reward/{role}': mean(values) for role, values in rewards.items()},
         **{f'terms/{name}': mean(values) for name, values in terms.items()},
@@ -240,7 +257,8 @@ def warm_start(run: Run) -> None:
     seeds = itertools.count()
     started = time.process_time()
     for step in itertools.count():
-        spent = (time.process_time() - started) / 60
+        run.guard.at(step, 'warm start')
+        spent = hosts.agreed((time.process_time() - started) / 60)
         done = spent / settings.cpu_minutes if settings.cpu_minutes else step / max(1, settings.steps)
         if done >= 1 or not settings.steps:
             break
@@ -303,6 +321,7 @@ def examine(
     run: Run, split: int, step: int, boards: int, temperature: float, cast: Mapping[str, str] | None = None
 ) -> Evaluation:
     """One evaluation of the present policies on the first `boards` boards of a split."""
+    run.guard.at(step, 'evaluate')
     task = run.experiment.task
     worlds = [task.test(split, i) for i in range(boards)]
     difficulty = [task.difficulty(world) for world in worlds]
@@ -368,6 +387,7 @@ def summarise(run: Run, progress: Mapping[str, Any], after: Mapping[str, Any]) -
 
 def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
     """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
+    run.guard.at(step, 'save')
     run.sink.mark(step)
     run.checkpoints.save(step, {name: savable(pool.state) for name, pool in run.pools.items()}, dict(progress))
 
@@ -385,30 +405,3 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
         pool.state = dataclasses.replace(pool.state, **arrays[name])
     load(run, step)
     return step, progress
-
-
-def new_folder(experiment: Experiment) -> pathlib.Path:
-    """A run folder that does not exist yet: the name and seed, numbered when they were used before."""
-    base = pathlib.Path(experiment.runs) / experiment.folder_name
-    numbered = (base.with_name(f'{base.name}.{i}') for i in range(2, 10_000))
-    return base if not base.exists() else next(path for path in numbered if not path.exists())
-
-
-def newest(folder: pathlib.Path) -> int:
-    """The newest sound checkpoint of a run."""
-    if not folder.is_dir():
-        known = sorted(path.name for path in folder.parent.glob('*')) if folder.parent.is_dir() else []
-        raise FileNotFoundError(f'no run {folder}; there are {known}')
-    at = Checkpoints(folder).latest()
-    if at is None:
-        raise FileNotFoundError(f'{folder} has no whole checkpoint to resume from; start it again without --resume')
-    return at
-
-
-def commit() -> str:
-    """The commit this code is at, with '+' when files were changed since; 'unknown' outside a repository."""
-    here = pathlib.Path(__file__).parent
-    described = subprocess.run(
-        ['git', 'describe', '--always', '--dirty=+'], cwd=here, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or 'unknown'

@@ -107,7 +107,7 @@ def chunked_token_statistics(
     *,
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """`token_statistics` of `head(hidden)` at trained tokens, and 0 elsewhere, without holding the logits of all tokens.
+    """`token_statistics` of `head(hidden)` at trained tokens, 0 elsewhere, without holding the logits of all tokens.
 
     The head runs on `chunk` tokens of each group at a time, and again in the backward pass, so that no more than
     G * chunk * V logits are alive. The trained tokens of a group go first, and a chunk in which no group has one is

@@ -49,6 +49,8 @@ def make_state(
 ) -> tuple[LearnerState, LearnerState]:
     """A fresh state, born sharded on `mesh`, and its shardings (a LearnerState of NamedShardings)."""
 
+    sharding.check_heads(module.arch.heads, module.arch.kv_heads, mesh)
+
     def init(key: jax.Array) -> LearnerState:
         params = module.init(key, jnp.zeros((1, 2), jnp.int32))['params']
         reference = jax.tree.map(jnp.copy, params) if keeps_reference else None

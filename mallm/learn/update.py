@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from mallm import hosts
 from mallm.algo import losses
 from mallm.learn.pack import Batch
 from mallm.learn.state import LearnerState
@@ -82,7 +84,7 @@ def chunk_of(shape_GKS: Sequence[int], vocab: int, room: int) -> int | None:
     """Answer positions of each group whose logits fit into `room` bytes, cut evenly; None when all of them fit."""
     G, K, S = shape_GKS
     largest = max(1, room // (4 * G * vocab))
-    return None if K * S <= largest else -(-K * S // -(-K * S // largest))
+    return None if largest >= K * S else -(-K * S // -(-K * S // largest))
 
 
 def make_gradients(
@@ -153,6 +155,7 @@ class Updater:
         room = logits_room * mesh.size  # groups are split over (data, fsdp) and the vocabulary over tensor
         whole, split = sharding.replicated(mesh), sharding.group_sharding(mesh)
         batch_shardings = Batch(*(split,) * 8, divisor=whole)
+        self._place = lambda batch: hosts.spread(batch, batch_shardings)
         sums_shape = Accumulated(shardings.params, whole)
         one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
         names = (*jax.eval_shape(objective, losses.Tokens(*(one,) * 7))[1], 'entropy', 'kl', 'tokens', 'loss')
@@ -183,9 +186,9 @@ class Updater:
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
         """One optimiser step over the sum of `micros`. `state` is donated: it must not be used again."""
         accumulated = self._zeros(state.params)
-        knobs = Knobs(*map(jnp.float32, knobs))
+        knobs = jax.tree.map(np.float32, knobs)
         for batch in micros:
-            accumulated = self._gradients(accumulated, state, batch, knobs)
+            accumulated = self._gradients(accumulated, state, self._place(batch), knobs)
         return self._apply(state, accumulated, knobs)
 
     def rescored(self, state: LearnerState, batch: Batch) -> Batch:
@@ -193,7 +196,7 @@ class Updater:
 
         What the sampler computed differently is then corrected by truncated importance weights.
         """
-        return dataclasses.replace(batch, old_logps_GKS=self._score(state, batch))
+        return dataclasses.replace(batch, old_logps_GKS=self._score(state, self._place(batch)))
 
     @property
     def compiles(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -36,11 +36,16 @@ def group_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
 
 
+def cache_sharding(mesh: Mesh) -> NamedSharding:
+    """Caches [L, G, kv_heads, ...] are split over their groups, and over their heads as the projections are."""
+    return NamedSharding(mesh, PartitionSpec(None, ('data', 'fsdp'), 'tensor'))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def shardings_of(abstract: Any, mesh: Mesh) -> Any:
+def shardings_of(abstract: Any, mesh: Mesh | AbstractMesh) -> Any:
     """NamedShardings of a tree whose leaves carry logical axis names, as `jax.eval_shape` of an init returns it.
 
     Raises:
@@ -49,6 +54,16 @@ def shardings_of(abstract: Any, mesh: Mesh) -> Any:
     shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract), mesh, RULES)
     jax.tree.map(check_divides, nn.unbox(abstract), shardings)
     return shardings
+
+
+def check_heads(heads: int, kv_heads: int, mesh: Mesh | AbstractMesh) -> None:
+    """Refuses a mesh that would cut through an attention head."""
+    tensor = mesh.shape['tensor']
+    if heads % tensor or kv_heads % tensor:
+        raise ValueError(
+            f'mesh axis tensor={tensor}: {heads} query heads and {kv_heads} key heads are to be split over it, which '
+            'does not come out even; choose a tensor axis that divides both, and spread over fsdp instead'
+        )
 
 
 def check_divides(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> None:
