@@ -20,7 +20,10 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """The policy's size, and the mesh it is spread over; see `mallm.models.config.Architecture`."""
+    """The policy's size, the mesh it is spread over, and what it computes in; see `mallm.models.config.Architecture`.
+
+    Whatever `dtype` is, parameters, moments, norms, attention weights and log-probabilities are float32.
+    """
 
     width: int = 128
     layers: int = 4
@@ -30,6 +33,7 @@ class ModelSettings:
     ffn: int = 256
     remat: bool = True
     mesh: tuple[int, int, int] = (1, 1, 1)
+    dtype: Literal['float32', 'bfloat16'] = 'float32'
 
     def __post_init__(self) -> None:
         self.architecture(vocab=1)

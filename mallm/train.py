@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mallm import hosts, rng
 from mallm.algo import Algorithm, losses
@@ -17,6 +18,7 @@ from mallm.envs import sokoban_task
 from mallm.evaluate import Evaluation, evaluate, mean, played, replay_of
 from mallm.experiment import Experiment
 from mallm.folder import commit, folder_and_step
+from mallm.guard import NO_GUARD, Guard, NoGuard, guarded
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Silent, Sink
 from mallm.io.report import write_report
@@ -50,7 +52,7 @@ class Run:
     updater: Updater
     cloner: Updater
     sink: Sink | Silent
-    guard: hosts.Guard | hosts.NoGuard
+    guard: Guard | NoGuard
     checkpoints: Checkpoints
     folder: pathlib.Path
 
@@ -62,11 +64,11 @@ def build(
     experiment: Experiment,
     folder: pathlib.Path,
     resume_at: int | None,
-    guard: hosts.Guard | hosts.NoGuard = hosts.NO_GUARD,
+    guard: Guard | NoGuard = NO_GUARD,
 ) -> Run:
     """Makes every part. Parameters of each pool are born sharded, from a key of their own."""
     tokenizer = TinyTokenizer()
-    module = Transformer(experiment.model.architecture(len(tokenizer)))
+    module = Transformer(experiment.model.architecture(len(tokenizer)), jnp.dtype(experiment.model.dtype))
     mesh = make_mesh(*experiment.model.mesh)
     root = jax.random.key(experiment.seed)
     algorithm, learning = experiment.algorithm.build(), experiment.learning
@@ -118,7 +120,7 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     Where it has several processes, all of them call this, and `limits` says when they give each other up.
     """
     folder, at = folder_and_step(experiment, resume)
-    with hosts.guard(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
+    with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
         step, progress = begin(run) if at is None else restore(run, at)
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()

@@ -164,13 +164,13 @@ class Updater:
             out_shardings=sums_shape,
         )
         self._gradients = jax.jit(
-            make_gradients(module, objective, room),
+            sharding.over(mesh, make_gradients(module, objective, room)),
             in_shardings=(sums_shape, shardings, batch_shardings, None),
             out_shardings=sums_shape,
             donate_argnums=0,
         )
         self._score = jax.jit(
-            lambda state, batch: token_arrays(module, state.params, None, batch, room).logp,
+            sharding.over(mesh, lambda state, batch: token_arrays(module, state.params, None, batch, room).logp),
             in_shardings=(shardings, batch_shardings),
             out_shardings=split,
         )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from mallm.models import cache as kv
+from mallm.models import sharding
 from mallm.models.config import Architecture
 
 
@@ -119,7 +120,8 @@ class Block(nn.Module):
 
     def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> jax.Array:
         init = nn.initializers.normal(stddev=shape[0] ** -0.5)
-        return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32).astype(self.dtype)
+        matrix = self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32).astype(self.dtype)
+        return sharding.gathered(matrix, axes)
 
     def scale(self, name: str, size: int) -> jax.Array:
         init = nn.with_logical_partitioning(nn.initializers.ones, (None,))
@@ -137,7 +139,7 @@ class Block(nn.Module):
         mixed_ND, own = self.attention(x_ND, attended, where)
         x_ND = x_ND + mixed_ND
         x_ND = x_ND + self.feed_forward(x_ND)
-        return x_ND.reshape(G, K, S, D), own
+        return sharding.by_groups(x_ND.reshape(G, K, S, D)), own
 
     def attention(self, x_ND: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         a = self.arch
@@ -208,7 +210,8 @@ class Transformer(nn.Module):
 
     def run(self, tokens_GKS: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         """Final hidden states [G, K, S, D], and keys and values [L, G, kv_heads, K, T, d]."""
-        x, layers = self.blocks(self.embedding.astype(self.dtype)[tokens_GKS], attended, where)
+        embedded = sharding.gathered(self.embedding.astype(self.dtype), ('vocab', 'embed'))[tokens_GKS]
+        x, layers = self.blocks(sharding.by_groups(embedded), attended, where)
         return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), layers
 
     def encode(self, tokens_GP: jax.Array, lengths_G: jax.Array) -> tuple[jax.Array, kv.Prefix]:
@@ -245,9 +248,11 @@ class Transformer(nn.Module):
         return self.run(tokens_GKS, Attended(prefix.layers, past), where)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Float32 logits [..., V] of hidden states [..., D]."""
+        """Logits [..., V] of hidden states [..., D]: products of the compute type, added up and kept in float32."""
         matrix = self.embedding.T if self.arch.tied else self.head
-        flat = hidden.reshape(-1, self.arch.width).astype(jnp.float32) @ matrix.astype(jnp.float32)
+        matrix = sharding.gathered(matrix.astype(self.dtype), ('embed', 'vocab'))
+        flat = hidden.reshape(-1, self.arch.width).astype(self.dtype)
+        flat = jnp.matmul(flat, matrix, preferred_element_type=jnp.float32)
         return flat.reshape(*hidden.shape[:-1], self.arch.vocab)
 
     def answer_states(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
