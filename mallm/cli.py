@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from mallm.experiment import Experiment
+from mallm.hosts import ALONE, Hosts, join
 from mallm.rollout.engine import RoleSampling
 from mallm.train import train
 
@@ -19,11 +20,13 @@ class Arguments:
       experiment: the experiment's own settings.
       smoke: a few tiny steps of everything, in under a minute, to see that it works here.
       resume: name of a run folder to go on with, from its newest whole checkpoint.
+      hosts: for a run of several processes, one on each host: start the same command on all, with another index.
     """
 
     experiment: Annotated[Experiment, tyro.conf.arg(name='')]
     smoke: bool = False
     resume: str = ''
+    hosts: Hosts = ALONE
 
 
 def smoke(experiment: Experiment) -> Experiment:
@@ -68,4 +71,5 @@ def main(config: Experiment, description: str | None) -> None:
     arguments = tyro.cli(Arguments, default=Arguments(with_roles(config)), description=description)
     experiment = smoke(arguments.experiment) if arguments.smoke else arguments.experiment
     keep_memory()
-    train(experiment, arguments.resume or None)
+    join(arguments.hosts)
+    train(experiment, arguments.resume or None, arguments.hosts)

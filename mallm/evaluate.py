@@ -4,14 +4,16 @@ import asyncio
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from mallm import rng
+from mallm import hosts, rng
 from mallm.envs.base import FINAL, HELD_OUT, World
 from mallm.experiment import Experiment
 from mallm.rollout import tree
 from mallm.types import Trajectory
+
+Sample = Callable[[Sequence[World], tree.Place, tree.Stage], Coroutine[Any, Any, list[Trajectory]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,14 @@ def evaluate(
 ) -> Evaluation:
     """Plays every world once. The same (seed, step, split) plays the same episodes."""
     place = tree.Place(seed, rng.EVALUATE, step, env=split << 20)  # no two splits share the place of a board
-    return Evaluation(tuple(asyncio.run(tree.play_single(worlds, place, stage))), tuple(difficulty))
+    return Evaluation(tuple(played(tree.play_single, worlds, place, stage)), tuple(difficulty))
+
+
+def played(sample: Sample, worlds: Sequence[World], place: tree.Place, stage: tree.Stage) -> list[Trajectory]:
+    """Episodes of all worlds, each process playing its share of them and all of them getting every trajectory."""
+    mine = hosts.share(len(worlds))
+    there = dataclasses.replace(place, env=place.env + mine.start)
+    return hosts.gathered(asyncio.run(sample(worlds[mine.start : mine.stop], there, stage)))
 
 
 def replay_of(trajectory: Trajectory, difficulty: int) -> Mapping[str, Any]:

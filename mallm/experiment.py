@@ -46,7 +46,10 @@ class LoraSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """The policy's size, and the mesh it is spread over; see `mallm.models.config.Architecture`."""
+    """The policy's size, the mesh it is spread over, and what it computes in; see `mallm.models.config.Architecture`.
+
+    Whatever `dtype` is, parameters, moments, norms, attention weights and log-probabilities are float32.
+    """
 
     width: int = 128
     layers: int = 4
@@ -57,6 +60,7 @@ class ModelSettings:
     remat: bool = True
     mesh: tuple[int, int, int] = (1, 1, 1)
     lora: LoraSettings = LoraSettings()
+    dtype: Literal['float32', 'bfloat16'] = 'float32'
 
     def __post_init__(self) -> None:
         self.architecture(vocab=1)
@@ -200,6 +204,8 @@ class LearningSettings:
       clip, b1, b2, weight_decay: AdamW with gradient clipping by global norm.
       step_groups: live groups in one optimiser step; 0 takes one step for all of them.
       micro_groups: groups in one micro-batch.
+      logits_mib: MiB of logits that the loss may hold on one device; where that is too little for a micro-batch, they
+        are computed in chunks, and once more in the backward pass.
     """
 
     rate: tuple[float, float] = (4e-4, 4e-5)
@@ -211,10 +217,12 @@ class LearningSettings:
     weight_decay: float = 0.0
     step_groups: int = 64
     micro_groups: int = 32
+    logits_mib: int = 64
 
     def __post_init__(self) -> None:
         for name, rate in {'rate': self.rate, **self.pool_rates}.items():
             require(min(rate) >= 0, name, rate, 'learning rates are 0 or positive')
+        require(self.logits_mib >= 1, 'logits_mib', self.logits_mib, 'the loss needs at least 1 MiB; use 64')
         pack.Packing(self.step_groups, self.micro_groups)
 
 

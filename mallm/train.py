@@ -1,27 +1,28 @@
 """The one place where everything meets: play, credit, route, pack, learn, load, log, evaluate, save."""
 
-import asyncio
 import dataclasses
 import itertools
 import pathlib
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from mallm import rng
+from mallm import hosts, rng
 from mallm.algo import Algorithm, losses
 from mallm.config import describe
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT
-from mallm.evaluate import Evaluation, evaluate, mean, replay_of, summarise
+from mallm.evaluate import Evaluation, evaluate, mean, played, replay_of, summarise
 from mallm.experiment import Experiment
+from mallm.folder import commit, folder_and_step
+from mallm.guard import NO_GUARD, Guard, NoGuard, guarded
 from mallm.io.base import restore_base, save_base
 from mallm.io.checkpoint import Checkpoints
-from mallm.io.log import Sink
+from mallm.io.log import Silent, Sink
 from mallm.io.report import write_report
 from mallm.learn.pack import Row, demonstration, pack, rows_of
 from mallm.learn.pool import Pool
@@ -52,7 +53,8 @@ class Run:
     base: Pool | None
     updater: Updater
     cloner: Updater
-    sink: Sink
+    sink: Sink | Silent
+    guard: Guard | NoGuard
     checkpoints: Checkpoints
     folder: pathlib.Path
 
@@ -65,10 +67,15 @@ class Run:
         return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
 
 
-def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Run:
+def build(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    resume_at: int | None,
+    guard: Guard | NoGuard = NO_GUARD,
+) -> Run:
     """Makes every part. Parameters of each pool are born sharded, from a key of their own; so is a base of adapters."""
     tokenizer = TinyTokenizer()
-    whole = Transformer(experiment.model.architecture(len(tokenizer)))
+    whole = Transformer(experiment.model.architecture(len(tokenizer)), jnp.dtype(experiment.model.dtype))
     module = whole.clone(lora=experiment.model.lora.build())
     mesh = make_mesh(*experiment.model.mesh)
     root = jax.random.key(experiment.seed)
@@ -88,7 +95,7 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         base, cloned = Pool('base', state), (whole, of_base)
     make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
-        entropy_range=experiment.algorithm.entropy_range,
+        entropy_range=experiment.algorithm.entropy_range, logits_room=learning.logits_mib << 20,
     )  # fmt: skip
     checkpoints = Checkpoints(folder)
     run = Run(
@@ -100,7 +107,8 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
         base,
         make_updater(module, shardings, algorithm.objective),
         make_updater(*cloned, losses.reinforce),
-        Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at),
+        sink_of(experiment, folder, resume_at),
+        guard,
         checkpoints,
         folder,
     )
@@ -108,17 +116,25 @@ def build(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -
     return run
 
 
-def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any]:
-    """Runs an experiment from its warm start (or its newest checkpoint) to its summary, which it returns."""
-    folder = pathlib.Path(experiment.runs) / resume if resume else new_folder(experiment)
-    at = newest(folder) if resume else None
-    run = build(experiment, folder, at)
-    with run.sink:
+def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:
+    """Process 0 writes."""
+    if jax.process_index():
+        return Silent()
+    return Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at)
+
+
+def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts = hosts.ALONE) -> Mapping[str, Any]:
+    """Runs an experiment from its warm start (or its newest checkpoint) to its summary, which it returns.
+
+    Where it has several processes, all of them call this, and `limits` says when they give each other up.
+    """
+    folder, at = folder_and_step(experiment, resume)
+    with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
         step, progress = begin(run) if at is None else restore(run, at)
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()
             train_step(run, step, done)
-            progress['training_cpu_minutes'] += (time.process_time() - started) / 60
+            progress['training_cpu_minutes'] += hosts.agreed((time.process_time() - started) / 60)
             step += 1
             if experiment.evaluation.every and step % experiment.evaluation.every == 0:
                 watch(run, step)
@@ -127,7 +143,8 @@ def train(experiment: Experiment, resume: str | None = None) -> Mapping[str, Any
         after = report(run, 'after', step)
         summary = summarise(experiment, progress, after, name=folder.name, minutes=run.sink.minutes())
         run.sink.summary(summary)
-    write_report(folder)
+    if jax.process_index() == 0:
+        write_report(folder)
     run.checkpoints.close()
     return summary
 
@@ -146,11 +163,13 @@ def train_step(run: Run, step: int, done: float) -> None:
     """One training step: the loop of the whole project."""
     experiment = run.experiment
     started = time.perf_counter()
+    run.guard.at(step, 'play')
     cast = run.algorithm.cast(step, experiment.pools)
-    played = play(run, step, cast)
-    sound = [trajectory for trajectory in played if trajectory.fault is None]
-    refuse_too_many_faults(experiment, played, sound)
+    trajectories = play(run, step, cast)
+    sound = [trajectory for trajectory in trajectories if trajectory.fault is None]
+    refuse_too_many_faults(experiment, trajectories, sound)
     played_at = time.perf_counter()
+    run.guard.at(step, 'learn')
     credited = run.algorithm.credit(sound)
     learning_roles = run.algorithm.schedule(step, experiment.learners)
     temperatures = experiment.temperatures()
@@ -164,11 +183,11 @@ def train_step(run: Run, step: int, done: float) -> None:
         run.sink.write(f'update/{pool}', step, learned)
     load(run, step + 1)
     timing = {'seconds/play': played_at - started, 'seconds/learn': time.perf_counter() - played_at}
-    run.sink.write('rollout', step, rollout_metrics(run, played, sound, credited) | timing)
+    run.sink.write('rollout', step, rollout_metrics(run, trajectories, sound, credited) | timing)
 
 
 def play(run: Run, step: int, cast: Mapping[str, str]) -> list[Trajectory]:
-    """Plays the step's share of environments, all at once."""
+    """Plays the step's environments, all at once; every process plays its share and gets them all."""
     experiment = run.experiment
     worlds = [
         experiment.task.train(rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40))
@@ -176,7 +195,7 @@ def play(run: Run, step: int, cast: Mapping[str, str]) -> list[Trajectory]:
     ]
     sample = {'tree': tree.play_tree, 'parallel': tree.play_parallel}[experiment.sampling.mode]
     place = tree.Place(experiment.seed, rng.TRAIN, step, env=0)
-    return asyncio.run(sample(worlds, place, run.stage(cast)))
+    return played(sample, worlds, place, run.stage(cast))
 
 
 def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory], sound: Sequence[Trajectory]) -> None:
@@ -190,9 +209,9 @@ def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory],
 
 def load(run: Run, version: int) -> None:
     """The engine samples from what the learner holds now."""
-    run.engine.load_base(run.frozen)
+    run.engine.load_base(hosts.local(run.frozen))
     for name, pool in run.pools.items():
-        run.engine.load(name, pool.state.params, version)
+        run.engine.load(name, hosts.local(pool.state.params), version)
 
 
 def share_done(experiment: Experiment, step: int, progress: Mapping[str, Any]) -> float:
@@ -219,7 +238,7 @@ def rollout_metrics(
     for trajectory in played:
         if trajectory.fault is not None:
             faults[trajectory.fault.split(':')[0]] += 1
-    engine = run.engine.metrics()
+    engine = hosts.totals(run.engine.metrics())
     return {
         **answer_metrics(credited, alpha=run.experiment.algorithm.alpha),
         **{f'dead_groups/{role}': share for role, share in dead_shares(credited).items()},
@@ -244,7 +263,8 @@ def warm_start(run: Run) -> None:
     seeds = itertools.count()
     started = time.process_time()
     for step in itertools.count():
-        spent = (time.process_time() - started) / 60
+        run.guard.at(step, 'warm start')
+        spent = hosts.agreed((time.process_time() - started) / 60)
         done = spent / settings.cpu_minutes if settings.cpu_minutes else step / max(1, settings.steps)
         if done >= 1 or not settings.steps:
             break
@@ -313,6 +333,7 @@ def examine(
     run: Run, split: int, step: int, boards: int, temperature: float, cast: Mapping[str, str] | None = None
 ) -> Evaluation:
     """One evaluation of the present policies on the first `boards` boards of a split."""
+    run.guard.at(step, 'evaluate')
     task = run.experiment.task
     worlds = [task.test(split, i) for i in range(boards)]
     difficulty = [task.difficulty(world) for world in worlds]
@@ -344,6 +365,7 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
 
 def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
     """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
+    run.guard.at(step, 'save')
     run.sink.mark(step)
     run.checkpoints.save(step, {name: savable(pool.state) for name, pool in run.pools.items()}, dict(progress))
 
@@ -364,30 +386,3 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
         run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
     load(run, step)
     return step, progress
-
-
-def new_folder(experiment: Experiment) -> pathlib.Path:
-    """A run folder that does not exist yet: the name and seed, numbered when they were used before."""
-    base = pathlib.Path(experiment.runs) / experiment.folder_name
-    numbered = (base.with_name(f'{base.name}.{i}') for i in range(2, 10_000))
-    return base if not base.exists() else next(path for path in numbered if not path.exists())
-
-
-def newest(folder: pathlib.Path) -> int:
-    """The newest sound checkpoint of a run."""
-    if not folder.is_dir():
-        known = sorted(path.name for path in folder.parent.glob('*')) if folder.parent.is_dir() else []
-        raise FileNotFoundError(f'no run {folder}; there are {known}')
-    at = Checkpoints(folder).latest()
-    if at is None:
-        raise FileNotFoundError(f'{folder} has no whole checkpoint to resume from; start it again without --resume')
-    return at
-
-
-def commit() -> str:
-    """The commit this code is at, with '+' when files were changed since; 'unknown' outside a repository."""
-    here = pathlib.Path(__file__).parent
-    described = subprocess.run(
-        ['git', 'describe', '--always', '--dirty=+'], cwd=here, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or 'unknown'

@@ -15,12 +15,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-FLOOR_0 = {'types', 'errors', 'rng', 'config'}
+FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
-MEETING_PLACE = {'experiment', 'train', 'evaluate'}
+MEETING_PLACE = {'experiment', 'folder', 'train', 'evaluate'}
 MAY_IMPORT = {
     '__init__': set(),
     **{name: set() for name in FLOOR_0},
+    'guard': {'epitaph', 'hosts'},
     'envs': {*FLOOR_0, 'envs'},
     'models': {*FLOOR_0, 'models'},
     'algo': {*FLOOR_0, 'algo'},

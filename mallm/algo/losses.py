@@ -96,3 +96,68 @@ def token_statistics(logits: jax.Array, ids: jax.Array, temperature: jax.Array) 
     logp_V = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature[..., None], axis=-1)
     logp = jnp.take_along_axis(logp_V, ids[..., None], axis=-1)[..., 0]
     return logp, -(jnp.exp(logp_V) * logp_V).sum(-1)
+
+
+def chunked_token_statistics(
+    head: Callable[[jax.Array], jax.Array],
+    hidden_GND: jax.Array,
+    ids_GN: jax.Array,
+    temperature_GN: jax.Array,
+    mask_GN: jax.Array,
+    *,
+    chunk: int,
+) -> tuple[jax.Array, jax.Array]:
+    """`token_statistics` of `head(hidden)` at trained tokens, 0 elsewhere, without holding the logits of all tokens.
+
+    The head runs on `chunk` tokens of each group at a time, and again in the backward pass, so that no more than
+    G * chunk * V logits are alive. The trained tokens of a group go first, and a chunk in which no group has one is
+    left out. Groups stay whole, so that nothing moves between devices that hold different groups; all reductions over
+    V are plain sums, so that it may be split too.
+
+    Args:
+      head: [G, chunk, D] -> logits [G, chunk, V].
+      hidden_GND: final hidden states of the N answer positions of each group.
+      ids_GN, temperature_GN, mask_GN: token ids, what they were sampled at, and 1 where they are trained on.
+      chunk: positions of a group that are scored at once.
+
+    Returns:
+      logp_GN and entropy_GN, float32.
+    """
+    G, N = ids_GN.shape
+    count = -(-N // chunk)
+    trained_GN = jnp.pad(mask_GN > 0, ((0, 0), (0, count * chunk - N)))
+    order_GN = jnp.argsort(~trained_GN, axis=1)
+
+    def cut(values_GN: jax.Array) -> jax.Array:
+        """[G, N, ...] -> [count, G, chunk, ...], trained tokens first."""
+        padded = jnp.pad(values_GN, ((0, 0), (0, count * chunk - N)) + ((0, 0),) * (values_GN.ndim - 2))
+        sorted_GN = jnp.take_along_axis(padded, order_GN.reshape(*order_GN.shape, *(1,) * (values_GN.ndim - 2)), axis=1)
+        return sorted_GN.reshape(G, count, chunk, *values_GN.shape[2:]).swapaxes(0, 1)
+
+    def score(hidden: jax.Array, ids: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = head(hidden).astype(jnp.float32) / temperature[..., None]
+        peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+        weights = jnp.exp(logits - peak)
+        total = weights.sum(-1)
+        normaliser = jnp.log(total) + peak[..., 0]
+        is_id = jnp.arange(logits.shape[-1], dtype=ids.dtype)[None, None] == ids[..., None]
+        logp = jnp.where(is_id, logits, 0.0).sum(-1) - normaliser
+        return logp, normaliser - (weights * logits).sum(-1) / total
+
+    def nothing(hidden: jax.Array, ids: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros(ids.shape, jnp.float32), jnp.zeros(ids.shape, jnp.float32)
+
+    @jax.checkpoint
+    def step(_: None, part: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        wanted, *tokens = part
+        return None, jax.lax.cond(wanted, score, nothing, *tokens)
+
+    wanted_C = cut(trained_GN[:, :N]).any((1, 2))
+    _, scored_CGn = jax.lax.scan(step, None, (wanted_C, cut(hidden_GND), cut(ids_GN), cut(temperature_GN)))
+    back_GN = jnp.argsort(order_GN, axis=1)[:, :N]
+
+    def joined(values_CGn: jax.Array) -> jax.Array:
+        whole_GN = values_CGn.swapaxes(0, 1).reshape(G, count * chunk)
+        return masked(jnp.take_along_axis(whole_GN, back_GN, axis=1), mask_GN)
+
+    return joined(scored_CGn[0]), joined(scored_CGn[1])

@@ -55,6 +55,8 @@ def make_state(
     """
     trained = 'params' if module.lora is None else 'lora'
 
+    sharding.check_heads(module.arch.heads, module.arch.kv_heads, mesh)
+
     def init(key: jax.Array) -> LearnerState:
         params = module.init(key, jnp.zeros((1, 2), jnp.int32))[trained]
         reference = jax.tree.map(jnp.copy, params) if keeps_reference else None

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from mallm import hosts
 from mallm.algo import losses
 from mallm.learn.pack import Batch
 from mallm.learn.state import LearnerState
@@ -44,19 +46,34 @@ class Accumulated(NamedTuple):
     sums: dict[str, jax.Array]
 
 
-def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch, base: Any = None) -> losses.Tokens:
-    """Scores a micro-batch under the policy (and the reference, if there is one).
+LOGITS_ROOM = 64 << 20
+"""Bytes of float32 logits that the loss may hold on one device; more than that is computed in chunks."""
+
+
+def token_arrays(
+    module: Transformer, params: Any, reference: Any, batch: Batch, base: Any = None, room: int = LOGITS_ROOM
+) -> losses.Tokens:
+    """Scores a micro-batch under the policy (and the reference, if there is one), with `room` bytes for logits.
 
     Where there is a frozen `base`, `params` and `reference` are adapters over it.
     """
     shape_GKS = batch.answers_GKS.shape
     temperature_GKS = jnp.broadcast_to(batch.temperatures_GK[:, :, None], shape_GKS)
+    chunk = chunk_of(shape_GKS, module.arch.vocab, room)
 
     def score(params: Any) -> tuple[jax.Array, jax.Array]:
-        logits = module.apply(
-            lora.variables(params, base), batch.prompts_GP, batch.lengths_G, batch.answers_GKS, method=Transformer.score
+        variables, asked = lora.variables(params, base), (batch.prompts_GP, batch.lengths_G, batch.answers_GKS)
+        if chunk is None:
+            logits = module.apply(variables, *asked, method=Transformer.score)
+            return losses.token_statistics(logits, batch.answers_GKS, temperature_GKS)
+        hidden = module.apply(variables, *asked, method=Transformer.answer_states)
+        flat = lambda values: values.reshape(shape_GKS[0], -1, *values.shape[3:])  # noqa: E731
+        logp_GN, entropy_GN = losses.chunked_token_statistics(
+            lambda hidden: module.apply(variables, hidden, method=Transformer.logits),
+            *map(flat, (hidden, batch.answers_GKS, temperature_GKS, batch.mask_GKS)),
+            chunk=chunk,
         )
-        return losses.token_statistics(logits, batch.answers_GKS, temperature_GKS)
+        return logp_GN.reshape(shape_GKS), entropy_GN.reshape(shape_GKS)
 
     logp, entropy = score(params)
     reference_logp = jax.lax.stop_gradient(logp) if reference is None else jax.lax.stop_gradient(score(reference)[0])
@@ -66,14 +83,23 @@ def token_arrays(module: Transformer, params: Any, reference: Any, batch: Batch,
     )
 
 
-def make_gradients(module: Transformer, objective: losses.Objective) -> Callable[..., Accumulated]:
+def chunk_of(shape_GKS: Sequence[int], vocab: int, room: int) -> int | None:
+    """Answer positions of each group whose logits fit into `room` bytes, cut evenly; None when all of them fit."""
+    G, K, S = shape_GKS
+    largest = max(1, room // (4 * G * vocab))
+    return None if largest >= K * S else -(-K * S // -(-K * S // largest))
+
+
+def make_gradients(
+    module: Transformer, objective: losses.Objective, room: int = LOGITS_ROOM
+) -> Callable[..., Accumulated]:
     """gradients(accumulated, state, batch, knobs, base) -> accumulated, plus this micro-batch's gradient and sums.
 
     The gradient is that of `state.params` alone: a frozen `base` has none.
     """
 
     def loss(params: Any, state: LearnerState, batch: Batch, knobs: Knobs, base: Any) -> tuple[jax.Array, dict]:
-        tokens = token_arrays(module, params, state.reference, batch, base)
+        tokens = token_arrays(module, params, state.reference, batch, base, room)
         policy, sums = objective(tokens)
         divergence = losses.kl_k3(tokens)
         entropy = losses.masked(tokens.entropy, tokens.mask).sum()
@@ -130,9 +156,12 @@ class Updater:
         shardings: LearnerState,
         entropy_range: tuple[float, float] = (0.0, 1.0),
         entropy_rate: float = 1.08,
+        logits_room: int = LOGITS_ROOM,
     ) -> None:
+        room = logits_room * mesh.size  # groups are split over (data, fsdp) and the vocabulary over tensor
         whole, split = sharding.replicated(mesh), sharding.group_sharding(mesh)
         batch_shardings = Batch(*(split,) * 8, divisor=whole)
+        self._place = lambda batch: hosts.spread(batch, batch_shardings)
         sums_shape = Accumulated(shardings.params, whole)
         one = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
         names = (*jax.eval_shape(objective, losses.Tokens(*(one,) * 7))[1], 'entropy', 'kl', 'tokens', 'loss')
@@ -141,13 +170,15 @@ class Updater:
             out_shardings=sums_shape,
         )
         self._gradients = jax.jit(
-            make_gradients(module, objective),
+            sharding.over(mesh, make_gradients(module, objective, room)),
             in_shardings=(sums_shape, shardings, batch_shardings, None, None),
             out_shardings=sums_shape,
             donate_argnums=0,
         )
         self._score = jax.jit(
-            lambda state, batch, base: token_arrays(module, state.params, None, batch, base).logp,
+            sharding.over(
+                mesh, lambda state, batch, base: token_arrays(module, state.params, None, batch, base, room).logp
+            ),
             in_shardings=(shardings, batch_shardings, None),
             out_shardings=split,
         )
@@ -166,9 +197,9 @@ class Updater:
         `base` is the frozen tree that `state.params` adapts, where the module has LoRA: read, never donated or copied.
         """
         accumulated = self._zeros(state.params)
-        knobs = Knobs(*map(jnp.float32, knobs))
+        knobs = jax.tree.map(np.float32, knobs)
         for batch in micros:
-            accumulated = self._gradients(accumulated, state, batch, knobs, base)
+            accumulated = self._gradients(accumulated, state, self._place(batch), knobs, base)
         return self._apply(state, accumulated, knobs)
 
     def rescored(self, state: LearnerState, batch: Batch, base: Any = None) -> Batch:
@@ -176,7 +207,7 @@ class Updater:
 
         What the sampler computed differently is then corrected by truncated importance weights.
         """
-        return dataclasses.replace(batch, old_logps_GKS=self._score(state, batch, base))
+        return dataclasses.replace(batch, old_logps_GKS=self._score(state, self._place(batch), base))
 
     @property
     def compiles(self) -> int:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from mallm.models import cache as kv
+from mallm.models import sharding
 from mallm.models.config import Architecture
 from mallm.models.lora import Lora
 
@@ -139,7 +140,8 @@ class Block(nn.Module):
 
     def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> jax.Array:
         init = nn.initializers.normal(stddev=shape[0] ** -0.5)
-        return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32).astype(self.dtype)
+        matrix = self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32).astype(self.dtype)
+        return sharding.gathered(matrix, axes)
 
     def scale(self, name: str, size: int) -> jax.Array:
         init = nn.with_logical_partitioning(nn.initializers.ones, (None,))
@@ -199,7 +201,7 @@ class Block(nn.Module):
         mixed_ND, own = self.attention(x_ND, attended, where)
         x_ND = x_ND + mixed_ND
         x_ND = x_ND + self.feed_forward(x_ND, where)
-        return x_ND.reshape(G, K, S, D), own
+        return sharding.by_groups(x_ND.reshape(G, K, S, D)), own
 
     def attention(self, x_ND: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         a = self.arch
@@ -284,7 +286,8 @@ class Transformer(nn.Module):
         """Final hidden states [G, K, S, D], and keys and values [L, G, kv_heads, K, T, d]."""
         own = tokens_GKS.shape[2] if attended.past is None else attended.past.keys.shape[4]
         self.arch.refuse_beyond_context(own + (0 if attended.prefix is None else attended.prefix.keys.shape[3]))
-        x, layers = self.blocks(self.embedding.astype(self.dtype)[tokens_GKS], attended, where)
+        embedded = sharding.gathered(self.embedding.astype(self.dtype), ('vocab', 'embed'))[tokens_GKS]
+        x, layers = self.blocks(sharding.by_groups(embedded), attended, where)
         return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), layers
 
     def encode(
@@ -324,17 +327,23 @@ class Transformer(nn.Module):
         return self.run(tokens_GKS, Attended(prefix.layers, past), where)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Float32 logits [..., V] of hidden states [..., D]."""
+        """Logits [..., V] of hidden states [..., D]: products of the compute type, added up and kept in float32."""
         matrix = self.embedding.T if self.arch.tied else self.head
-        flat = hidden.reshape(-1, self.arch.width).astype(jnp.float32) @ matrix.astype(jnp.float32)
+        matrix = sharding.gathered(matrix.astype(self.dtype), ('embed', 'vocab'))
+        flat = hidden.reshape(-1, self.arch.width).astype(self.dtype)
+        flat = jnp.matmul(flat, matrix, preferred_element_type=jnp.float32)
         return flat.reshape(*hidden.shape[:-1], self.arch.vocab)
 
-    def score(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
-        """Logits_GKSV: position s holds the distribution from which answer token s was to be drawn."""
+    def answer_states(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
+        """Hidden_GKSD: position s holds the state from which answer token s was to be drawn."""
         last_GD, prefix = self.encode(prompts_GP, lengths_G)
         hidden, _ = self.extend(answers_GKS[:, :, :-1], prefix)
         first = jnp.broadcast_to(last_GD[:, None, None], (*answers_GKS.shape[:2], 1, self.arch.width))
-        return self.logits(jnp.concatenate([first, hidden], axis=2))
+        return jnp.concatenate([first, hidden], axis=2)
+
+    def score(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:
+        """Logits_GKSV: position s holds the distribution from which answer token s was to be drawn."""
+        return self.logits(self.answer_states(prompts_GP, lengths_G, answers_GKS))
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         """Logits_BTV of plain rows; used to initialise parameters and to compare with other implementations."""

@@ -220,3 +220,56 @@ def test_log_probs_are_never_positive_and_sum_to_one(logits, temperature):
     logp, entropy = losses.token_statistics(rows, jnp.arange(4), jnp.full(4, temperature))
     assert (logp <= 0).all() and jnp.exp(logp).sum() == pytest.approx(1, abs=1e-5)
     assert (entropy >= -1e-6).all() and (entropy <= math.log(4) + 1e-5).all()
+
+
+# --- the head in chunks
+
+GROUPS, PLACES, WIDTH, WORDS = 3, 7, 4, 11
+TRAINED_GN = np.array([[1, 1, 0, 0, 0, 0, 0], [0, 1, 0, 1, 1, 0, 1], [0] * 7], np.float32)
+
+
+def head_case():
+    draw = np.random.default_rng(5)
+    hidden = jnp.float32(draw.normal(size=(GROUPS, PLACES, WIDTH)))
+    matrix = jnp.float32(3 * draw.normal(size=(WIDTH, WORDS)))
+    ids = jnp.int32(draw.integers(0, WORDS, (GROUPS, PLACES)))
+    return hidden, matrix, ids, jnp.float32(draw.uniform(0.5, 2, (GROUPS, PLACES)))
+
+
+@pytest.mark.parametrize('chunk', [1, 3, 7])
+def test_scoring_in_chunks_gives_the_statistics_of_trained_tokens_and_their_gradient(chunk):
+    """Chunks of 3 neither divide the 7 places nor hold all trained ones; the last group has none."""
+    hidden, matrix, ids, temperature = head_case()
+
+    def total(statistics):
+        def weighed(hidden, matrix):
+            logp, entropy = statistics(hidden, matrix)
+            return (losses.masked(logp + 0.3 * entropy * logp, TRAINED_GN)).sum(), (logp, entropy)
+
+        return jax.jit(jax.value_and_grad(weighed, argnums=(0, 1), has_aux=True))(hidden, matrix)
+
+    (_, wanted), wanted_grads = total(lambda h, m: losses.token_statistics(h @ m, ids, temperature))
+    (_, found), grads = total(
+        lambda h, m: losses.chunked_token_statistics(
+            lambda part: part @ m, h, ids, temperature, TRAINED_GN, chunk=chunk
+        )
+    )
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, np.where(TRAINED_GN, other, 0), atol=1e-5)
+    for one, other in zip(grads, wanted_grads, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_the_head_is_run_on_no_more_chunks_than_the_trained_tokens_of_a_group_fill():
+    """At most 4 of 7 places of a group are trained: 2 chunks of 2 are scored, the other 2 are left out."""
+    hidden, matrix, ids, temperature = head_case()
+    ran = []
+
+    def head(part):
+        jax.debug.callback(lambda: ran.append(1))
+        return part @ matrix
+
+    scored = losses.chunked_token_statistics(head, hidden, ids, temperature, jnp.asarray(TRAINED_GN), chunk=2)
+    jax.block_until_ready(scored)
+    jax.effects_barrier()
+    assert len(ran) == 2

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from mallm.algo import losses
 from mallm.learn.pack import Batch, Packing, Row, constant, finished_answers, pack, rows_of, token_count
 from mallm.learn.pool import NonFiniteUpdateError, Pool
 from mallm.learn.route import answer_metrics
 from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
-from mallm.learn.update import Knobs, Updater, token_arrays
+from mallm.learn.update import Accumulated, Knobs, Updater, chunk_of, make_gradients, token_arrays
 from mallm.models.config import Architecture
 from mallm.models.sharding import make_mesh
 from mallm.models.transformer import Transformer
@@ -155,6 +156,52 @@ def test_loss_and_gradient_are_the_same_on_a_mesh_of(shape, plain):
     assert leaf.addressable_shards[0].data.size * shape[1] * shape[2] == leaf.size
     wanted, wanted_metrics = gradient(plain, one_step(rows(4), 4))
     moved, metrics = gradient(spread, one_step(rows(4), 4))
+    same(moved, wanted)
+    assert metrics == pytest.approx(wanted_metrics, rel=1e-4)
+
+
+# --- logits in chunks
+
+
+def wide_case(room: int, vocab: int = 49_152):
+    """The gradient of one micro-batch under a vocabulary like a real model's, compiled, and what to call it with."""
+    module = Transformer(Architecture(vocab, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, ffn=8))
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))['params'])
+    state = LearnerState(jnp.int32(0), params, None, jnp.float32(0.05), None)
+    names = ('ratio', 'clip_share', 'ppo_kl', 'entropy', 'kl', 'tokens', 'loss')
+    zeros = Accumulated(jax.tree.map(jnp.zeros_like, params), dict.fromkeys(names, jnp.float32(0)))
+    given = (zeros, state, one_step(rows(8), 8)[0], Knobs(*map(jnp.float32, Knobs(1.0))))
+    return jax.jit(make_gradients(module, SURROGATE, room)).lower(*given).compile(), given
+
+
+def test_chunks_bound_the_memory_of_the_loss_and_change_nothing_else():
+    """8 groups x 2 answers x 8 tokens x 49152 ids are 25 MB of float32 logits, of which the backward pass keeps some
+    three at once; a room of 2 MiB leaves the gradients of the head."""
+    (whole, given), (cut, _) = wide_case(1 << 30), wide_case(2 << 20)
+    logits = 8 * 2 * 8 * 49_152 * 4
+    assert whole.memory_analysis().temp_size_in_bytes > 2 * logits
+    assert cut.memory_analysis().temp_size_in_bytes < 0.5 * logits
+    wanted, found = whole(*given), cut(*given)
+    same(on_host(found.gradients), on_host(wanted.gradients))
+    assert {k: float(v) for k, v in found.sums.items()} == pytest.approx(
+        {k: float(v) for k, v in wanted.sums.items()}, rel=1e-4
+    )
+
+
+def test_logits_that_fit_are_computed_at_once_and_others_in_even_chunks():
+    """G = 2, V = 100: a position of both groups takes 800 bytes. K * S = 12: 12 fit in 9600 bytes; 5 make 3 of 4."""
+    assert chunk_of((2, 3, 4), 100, 9600) is None
+    assert chunk_of((2, 3, 4), 100, 9599) == 6
+    assert chunk_of((2, 3, 4), 100, 4000) == 4
+    assert chunk_of((2, 3, 4), 100, 10) == 1
+
+
+@pytest.mark.parametrize('shape', [(4, 1, 1), (1, 2, 2)])
+def test_the_loss_in_chunks_is_the_same_on_a_mesh_of(shape, plain):
+    wanted, wanted_metrics = gradient(plain, one_step(rows(4), 4))
+    parts = int(np.prod(shape))
+    chunked = learner(shape, logits_room=4 * 4 * 16 * 3 // parts)
+    moved, metrics = gradient(chunked, one_step(rows(4), 4))
     same(moved, wanted)
     assert metrics == pytest.approx(wanted_metrics, rel=1e-4)
 

@@ -1,0 +1,43 @@
+"""The folder of a run: a new one, an old one to go on in, and the commit that it is made with."""
+
+import pathlib
+import subprocess
+
+from mallm import hosts
+from mallm.experiment import Experiment
+from mallm.io.checkpoint import Checkpoints
+
+
+def folder_and_step(experiment: Experiment, resume: str | None) -> tuple[pathlib.Path, int | None]:
+    """Where a run writes and, if it goes on from a checkpoint, from which; the same on every process."""
+    if resume:
+        folder = pathlib.Path(experiment.runs) / resume
+        return folder, newest(folder)
+    return hosts.agreed(new_folder(experiment)), None
+
+
+def new_folder(experiment: Experiment) -> pathlib.Path:
+    """A run folder that does not exist yet: the name and seed, numbered when they were used before."""
+    base = pathlib.Path(experiment.runs) / experiment.folder_name
+    numbered = (base.with_name(f'{base.name}.{i}') for i in range(2, 10_000))
+    return base if not base.exists() else next(path for path in numbered if not path.exists())
+
+
+def newest(folder: pathlib.Path) -> int:
+    """The newest sound checkpoint of a run."""
+    if not folder.is_dir():
+        known = sorted(path.name for path in folder.parent.glob('*')) if folder.parent.is_dir() else []
+        raise FileNotFoundError(f'no run {folder}; there are {known}')
+    at = Checkpoints(folder).latest()
+    if at is None:
+        raise FileNotFoundError(f'{folder} has no whole checkpoint to resume from; start it again without --resume')
+    return at
+
+
+def commit() -> str:
+    """The commit this code is at, with '+' when files were changed since; 'unknown' outside a repository."""
+    here = pathlib.Path(__file__).parent
+    described = subprocess.run(
+        ['git', 'describe', '--always', '--dirty=+'], cwd=here, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or 'unknown'

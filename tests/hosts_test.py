@@ -1,0 +1,163 @@
+"""Several real processes: they train what one trains, and when one falls out the others end and say where (A37)."""
+
+import json
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mallm import hosts
+from mallm.guard import FOLDER, GIVEN_UP, Guard
+from mallm.hosts import Hosts
+from tests.hosts_program import trained
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def start(folder: pathlib.Path, what: str) -> list[subprocess.Popen]:
+    """Two processes of one device each."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for index in range(2):
+        command = [sys.executable, '-m', 'tests.hosts_program', str(folder), what, port, '2', str(index)]
+        with (folder / f'{index}.err').open('w') as errors:
+            processes.append(subprocess.Popen(command, cwd=ROOT, stderr=errors))
+    return processes
+
+
+def step_of(folder: pathlib.Path, host: int) -> int:
+    try:
+        return json.loads((folder / FOLDER / f'{host}.json').read_text())['step']
+    except FileNotFoundError:
+        return -1
+
+
+def await_text(path: pathlib.Path, pattern: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not re.search(pattern, path.read_text()):
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(0.2)
+
+
+def end(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_two_processes_train_the_same_parameters_as_one(tmp_path):
+    """Groups split over the processes, then heads and vocabulary; the whole batch reaches both."""
+    processes = start(tmp_path, 'learn')
+    wanted = trained((1, 1, 1))
+    try:
+        codes = [process.wait(timeout=600) for process in processes]
+    finally:
+        end(processes)
+    assert codes == [0, 0], (tmp_path / '0.err').read_text()[-2000:]
+    for shape in ((2, 1, 1), (1, 1, 2)):
+        found = np.load(tmp_path / f'{shape}.npz')
+        assert set(found) == set(wanted)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, atol=2e-5, rtol=1e-4, err_msg=f'{shape} {name}')
+
+
+@pytest.mark.parametrize(
+    'what, host, sent, said',
+    [
+        ('kill', 1, signal.SIGKILL, r"host 1 \(.+\), step \d+, stage '\w+': no sign of life"),
+        ('kill the coordinator', 0, signal.SIGKILL, r"host 0 \(.+\), step \d+, stage '\w+': no sign of life"),
+        ('stop', 1, signal.SIGSTOP, r"host 1 \(.+\), step \d+, stage '\w+': no sign of life"),
+        ('stall', 1, None, r"host 1 \(.+\), step 3, stage 'play': still there after"),
+        ('raise', 1, None, r"host 1 \(.+\), step 3, stage 'play': ArithmeticError: the reward of env 5 broke"),
+    ],
+)
+def test_a_run_ends_soon_and_names_host_and_step_when_one_process_has_to(what, host, sent, said, tmp_path):
+    processes = start(tmp_path, what)
+    try:
+        deadline = time.monotonic() + 240
+        while step_of(tmp_path, host) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        at = step_of(tmp_path, host)
+        assert at >= 3, (tmp_path / '0.err').read_text()[-2000:]
+        if sent is not None:
+            processes[host].send_signal(sent)
+        survivor = processes[1 - host]
+        ended = survivor.wait(timeout=60)
+        assert ended in ((GIVEN_UP, -signal.SIGABRT) if host == 0 else (GIVEN_UP,))  # JAX itself aborts without host 0
+        await_text(tmp_path / f'{1 - host}.err', f'The run ends: .*{said}')
+        if sent == signal.SIGKILL:  # its own last words
+            await_text(tmp_path / f'{host}.err', f'The run ends: host {host} .* died without a word')
+        if sent == signal.SIGSTOP:
+            processes[host].send_signal(signal.SIGCONT)
+        if sent != signal.SIGKILL:
+            assert processes[host].wait(timeout=60) == GIVEN_UP
+    finally:
+        end(processes)
+
+
+# --- the guard alone
+
+
+def guards(folder: pathlib.Path, ended: list[int], **limits: float) -> list[Guard]:
+    return [Guard(folder, 7, host=i, count=2, end=ended.append, **limits) for i in range(2)]
+
+
+def test_a_run_that_goes_on_is_left_in_peace_and_one_that_finishes_too(tmp_path):
+    ended: list[int] = []
+    one, other = guards(tmp_path, ended, stall_s=30.0, silence_s=4.0)
+    with one:
+        with other:
+            for step in range(3):
+                one.at(step, 'learn')
+                other.at(step, 'learn')
+                time.sleep(0.2)
+        time.sleep(6)  # the other has finished long ago
+    assert ended == [] and step_of(tmp_path.parent, 0) == -1
+    assert json.loads((tmp_path / '1.json').read_text())['fault'] == 'finished'
+
+
+def test_signs_of_an_earlier_start_of_the_run_are_not_believed(tmp_path, caplog):
+    ended: list[int] = []
+    with Guard(tmp_path, 6, host=1, count=2, stall_s=9.0, silence_s=9.0):
+        pass
+    with Guard(tmp_path, 7, host=0, count=2, stall_s=9.0, silence_s=0.5, end=ended.append):
+        time.sleep(1.5)
+    assert ended[0] == GIVEN_UP and 'host 1 (not heard of yet), step 0' in caplog.text
+
+
+# --- with one process
+
+
+def test_one_process_shares_with_nobody():
+    assert hosts.share(5) == range(5)
+    assert hosts.gathered([1, 'a']) == [1, 'a'] and hosts.agreed(3) == 3 and hosts.totals({'a': 2.0}) == {'a': 2.0}
+    tree = {'a': np.ones(3)}
+    assert hosts.spread(tree, None) is tree and hosts.local(tree) is tree
+
+
+@pytest.mark.parametrize('count, index', [(3, 0), (3, 1), (3, 2)])
+def test_shares_are_even_and_in_order(count, index, monkeypatch):
+    monkeypatch.setattr(hosts.jax, 'process_count', lambda: count)
+    monkeypatch.setattr(hosts.jax, 'process_index', lambda: index)
+    assert hosts.share(8) == [range(2), range(2, 5), range(5, 8)][index]
+
+
+@pytest.mark.parametrize(
+    'change, said',
+    [
+        ({'count': 2}, "need the coordinator's 'address:port'"),
+        ({'count': 2, 'coordinator': 'a:1', 'index': 2}, 'numbered 0 to count - 1'),
+        ({'silence_s': 0.0}, 'limits in seconds are positive'),
+    ],
+)
+def test_hosts_that_cannot_meet_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        Hosts(**change)
