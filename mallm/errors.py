@@ -35,3 +35,7 @@ def boundary(kind: type[EpisodeError], doing: str) -> Iterator[None]:
         raise
     except Exception as cause:  # the one broad handler of the project
         raise kind(f'{doing}: {type(cause).__name__}: {cause}') from cause
+
+
+class WeightsError(Exception):
+    """A model that cannot be found, read or written as asked. The message has the value, the rule and the remedy."""

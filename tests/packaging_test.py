@@ -46,7 +46,7 @@ def test_every_stated_need_is_imported_somewhere():
 
 def test_every_need_has_a_lower_and_an_upper_bound():
     for line in [*needs(), *(line for lines in extras().values() for line in lines)]:
-        assert re.fullmatch(r'[a-z-]+>=[\d.]+,<[\d.]+', line), line
+        assert re.fullmatch(r'[a-z0-9-]+(>=[\d.]+,<[\d.]+|==[\d.]+)', line), line
 
 
 def test_ci_runs_the_line_that_the_readme_tells():

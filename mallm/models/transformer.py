@@ -55,11 +55,26 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return (x32 * inverse).astype(x.dtype) * scale.reshape(shape)
 
 
-def rotate(x_NHd: jax.Array, positions_N: jax.Array, theta: float) -> jax.Array:
+def frequencies(
+    half: int, theta: float, factor: float = 1.0, band: tuple[float, float, int] | None = None
+) -> jax.Array:
+    """Radians per token [half] by which rotary pairs turn; `factor` and `band` as rope_* in `Architecture` say.
+
+    Source: Su et al. 2021, arXiv:2104.09864; the band: Llama 3.1, Grattafiori et al. 2024, arXiv:2407.21783.
+    """
+    plain = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if band is None:
+        return plain / factor
+    low, high, tokens = band
+    waves_in_tokens = tokens / (2 * jnp.pi / plain)
+    kept = jnp.clip((waves_in_tokens - low) / (high - low), 0.0, 1.0)
+    return kept * plain + (1 - kept) * plain / factor
+
+
+def rotate(x_NHd: jax.Array, positions_N: jax.Array, frequencies_d: jax.Array) -> jax.Array:
     """Rotary position embedding, half-split as in Llama. Source: Su et al. 2021, arXiv:2104.09864."""
     half = x_NHd.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions_N.astype(jnp.float32)[:, None, None] * frequencies[None, None, :]
+    angles = positions_N.astype(jnp.float32)[:, None, None] * frequencies_d[None, None, :]
     cos, sin = jnp.cos(angles).astype(x_NHd.dtype), jnp.sin(angles).astype(x_NHd.dtype)
     first, second = x_NHd[..., :half], x_NHd[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -158,7 +173,8 @@ class Block(nn.Module):
         if a.qk_norm:
             q = rms_norm(q, self.scale('q_norm', d), a.norm_eps)
             k = rms_norm(k, self.scale('k_norm', d), a.norm_eps)
-        q, k = jnp.split(rotate(jnp.concatenate([q, k], 1), where.positions_GKS.reshape(N), a.rope_theta), [H], axis=1)
+        turns = frequencies(d // 2, a.rope_theta, a.rope_factor, a.rope_band)
+        q, k = jnp.split(rotate(jnp.concatenate([q, k], 1), where.positions_GKS.reshape(N), turns), [H], axis=1)
         queries = q.reshape(G, K, S, M, H // M, d).transpose(0, 3, 1, 4, 2, 5)
         own = kv.KeyValues(
             k.reshape(G, K, S, M, d).transpose(0, 3, 1, 2, 4), v.reshape(G, K, S, M, d).transpose(0, 3, 1, 2, 4)
@@ -208,6 +224,8 @@ class Transformer(nn.Module):
 
     def run(self, tokens_GKS: jax.Array, attended: Attended, where: Where) -> tuple[jax.Array, kv.KeyValues]:
         """Final hidden states [G, K, S, D], and keys and values [L, G, kv_heads, K, T, d]."""
+        own = tokens_GKS.shape[2] if attended.past is None else attended.past.keys.shape[4]
+        self.arch.refuse_beyond_context(own + (0 if attended.prefix is None else attended.prefix.keys.shape[3]))
         x, layers = self.blocks(self.embedding.astype(self.dtype)[tokens_GKS], attended, where)
         return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), layers
 

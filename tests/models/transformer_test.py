@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from mallm.models import cache
 from mallm.models.config import Architecture
-from mallm.models.transformer import Transformer, rms_norm, rotate
+from mallm.models.transformer import Transformer, frequencies, rms_norm, rotate
 
 VOCAB, G, K, P, S = 11, 3, 2, 5, 4
 GROUPED = Architecture(VOCAB, width=16, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=24)
@@ -255,17 +255,29 @@ def test_rms_norm_by_hand():
 
 def test_rotation_by_hand():
     # one pair turns by its position in radians; the slower second pair of four by position / sqrt(theta)
-    turned = rotate(jnp.float32([[[1, 0]], [[1, 0]]]), jnp.int32([0, 2]), 10_000.0)
+    turned = rotate(jnp.float32([[[1, 0]], [[1, 0]]]), jnp.int32([0, 2]), frequencies(1, 10_000.0))
     np.testing.assert_allclose(turned[:, 0], [[1, 0], [math.cos(2), math.sin(2)]], atol=1e-6)
-    slow = rotate(jnp.float32([[[0, 1, 0, 0]]]), jnp.int32([3]), 100.0)
+    slow = rotate(jnp.float32([[[0, 1, 0, 0]]]), jnp.int32([3]), frequencies(2, 100.0))
     np.testing.assert_allclose(slow[0, 0], [0, math.cos(0.3), 0, math.sin(0.3)], atol=1e-6)
+
+
+def test_stretched_frequencies_by_hand():
+    # two pairs, base 100: 1 and 0.1 radians a token
+    np.testing.assert_allclose(frequencies(2, 100.0, 4.0), [0.25, 0.025], rtol=1e-6)
+    # in 50 pi tokens they turn 25 and 2.5 times: above the band's 4, so kept; and half-way from 1 to 4, so half blended
+    half_way = frequencies(2, 100.0, 8.0, (1.0, 4.0, 50 * math.pi))
+    np.testing.assert_allclose(half_way, [1, (0.1 + 0.1 / 8) / 2], rtol=1e-6)
+    # in 2 pi tokens once and a tenth: both at the band's 1 or below, so both stretched
+    np.testing.assert_allclose(frequencies(2, 100.0, 8.0, (1.0, 4.0, 2 * math.pi)), [1 / 8, 0.1 / 8], rtol=1e-6)
 
 
 def test_rotated_products_depend_on_the_distance_only():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 8))
 
+    turns = frequencies(4, 100.0)
+
     def product(at: int, to: int) -> float:
-        return float((rotate(q, jnp.int32([at]), 100.0) * rotate(k, jnp.int32([to]), 100.0)).sum())
+        return float((rotate(q, jnp.int32([at]), turns) * rotate(k, jnp.int32([to]), turns)).sum())
 
     assert product(3, 1) == pytest.approx(product(9, 7), abs=1e-4)
     assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-2)
@@ -306,6 +318,8 @@ def test_a_bfloat16_model_keeps_float32_parameters_and_agrees_with_its_float32_t
         ({'head_dim': 7}, 'head_dim=7: rotary embedding needs an even head_dim'),
         ({'layers': 0}, 'layers=0: every size must be at least 1'),
         ({'vocab': 0}, 'vocab=0'),
+        ({'rope_factor': 0.0}, 'rope_factor=0.0: both must be positive'),
+        ({'rope_band': (4.0, 1.0, 8192)}, 'with 0 < low < high'),
     ],
 )
 def test_an_impossible_architecture_is_refused_at_birth(change, reason):
@@ -321,3 +335,16 @@ def test_only_the_parameters_that_an_architecture_names_exist():
     biases, norms = {'q_bias', 'k_bias', 'v_bias'}, {'q_norm', 'k_norm'}
     tied, untied = names(GROUPED), names(VARIANTS['untied, biased, not normalised'])
     assert untied - tied == {'head'} | biases and tied - untied == norms
+
+
+def test_nothing_is_read_beyond_the_context():
+    """P + S = 9 tokens are asked for; the last answer token is only predicted, so 8 are read."""
+    made, asked = model(BASE), case()
+
+    def read(context: int):
+        module = Transformer(dataclasses.replace(GROUPED, context=context))
+        return jax.eval_shape(shared_logits(module, asked), made.params)
+
+    assert read(P + S - 1).shape == (G, K, S, VOCAB)
+    with pytest.raises(ValueError, match=r'sequences of 8 tokens .* in a context of 7: .* shorten prompts'):
+        read(P + S - 2)
