@@ -116,9 +116,9 @@ def spread(tree: Any, shardings: Any) -> Any:
 
 def local(tree: Any) -> Any:
     """Global arrays as whole arrays on this process's first device; with one process the tree as it is."""
-    if jax.process_count() == 1:
-        return tree
     leaves, form = jax.tree.flatten(tree)
+    if jax.process_count() == 1 or not leaves:
+        return tree
     mesh = leaves[0].sharding.mesh
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     copied = jax.jit(lambda leaves: leaves, out_shardings=whole)(leaves)

@@ -359,19 +359,22 @@ print(peak() - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 
 
 def test_loading_holds_little_more_than_what_stays(tmp_path):
-    """Peak of the host: at most what stays (float32) and 1.3 times the largest shard (bfloat16), here one of two."""
-    wide = {'hidden_size': 512, 'intermediate_size': 1536, 'num_hidden_layers': 8, 'vocab_size': 4096}
+    """Peak of the host: at most what stays (float32) and 1.3 times the largest shard (bfloat16), here one of two.
+
+    The model is large enough for what compiling takes, some 50 MB whatever the size, to be the smaller part.
+    """
+    wide = {'hidden_size': 768, 'intermediate_size': 2048, 'num_hidden_layers': 12, 'vocab_size': 16_000}
     with torch.device('meta'):
         made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**checkpoints.SIZES | wide)).to(torch.bfloat16)
     made.to_empty(device='cpu')
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.fill_(0.5)
-    checkpoints.save(made, tmp_path / 'large', max_shard_size='30MB')
+    checkpoints.save(made, tmp_path / 'large', max_shard_size='120MB')
     checkpoints.save(peer('llama: linear scaling'), tmp_path / 'small')
     asked = [sys.executable, '-c', MEASURE, tmp_path / 'small', tmp_path / 'large']
     told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     grown, stays = map(int, told.split())
     shard = max(path.stat().st_size for path in (tmp_path / 'large').glob('*.safetensors'))
-    assert stays > 100e6 and len(list((tmp_path / 'large').glob('*.safetensors'))) == 2
+    assert stays > 400e6 and len(list((tmp_path / 'large').glob('*.safetensors'))) == 2
     assert 0.9 * stays <= grown <= stays + 1.3 * shard, (grown, stays, shard)
