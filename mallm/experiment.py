@@ -48,9 +48,18 @@ class LoraSettings:
 class ModelSettings:
     """The policy's size, the mesh it is spread over, and what it computes in; see `mallm.models.config.Architecture`.
 
-    Whatever `dtype` is, parameters, moments, norms, attention weights and log-probabilities are float32.
+    Attributes:
+      source: a pretrained model: a folder, a .gguf file, a hub id, or 'smollm2'; '' makes a new one of the sizes below.
+      thinking: whether a pretrained model whose chat template knows thoughts may write them.
+      width, layers, heads, kv_heads, head_dim, ffn: sizes of a new model.
+      remat: recompute each block in the backward pass.
+      mesh: devices along (data, fsdp, tensor).
+      lora: adapters over one base in place of full parameters for each pool.
+      dtype: what is computed in; parameters, moments, norms, attention weights and log-probabilities stay float32.
     """
 
+    source: str = ''
+    thinking: bool = False
     width: int = 128
     layers: int = 4
     heads: int = 4

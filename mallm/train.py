@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from mallm import hosts, rng
 from mallm.algo import Algorithm, losses
@@ -27,12 +25,11 @@ from mallm.io.report import write_report
 from mallm.learn.pack import Row, demonstration, pack, rows_of
 from mallm.learn.pool import Pool
 from mallm.learn.route import answer_metrics, dead_shares, route
-from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
+from mallm.learn.state import LearnerState, with_reference
 from mallm.learn.update import Knobs, Updater
-from mallm.models.sharding import make_mesh
-from mallm.models.transformer import Transformer
+from mallm.policies import make_policies
 from mallm.rollout import tree
-from mallm.rollout.chat import TinyTokenizer, Tokenizer, prompt_for
+from mallm.rollout.chat import Tokenizer, prompt_for
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.types import Credited, Trajectory
 
@@ -73,43 +70,24 @@ def build(
     resume_at: int | None,
     guard: Guard | NoGuard = NO_GUARD,
 ) -> Run:
-    """Makes every part. Parameters of each pool are born sharded, from a key of their own; so is a base of adapters."""
-    tokenizer = TinyTokenizer()
-    whole = Transformer(experiment.model.architecture(len(tokenizer)), jnp.dtype(experiment.model.dtype))
-    module = whole.clone(lora=experiment.model.lora.build())
-    mesh = make_mesh(*experiment.model.mesh)
-    root = jax.random.key(experiment.seed)
-    algorithm, learning = experiment.algorithm.build(), experiment.learning
-    transform = optimiser(clip=learning.clip, b1=learning.b1, b2=learning.b2, weight_decay=learning.weight_decay)
-    make = lambda name, module, transform, kl: make_state(  # noqa: E731
-        rng.key_for(root, rng.INIT, rng.number_of(name)), module=module, transform=transform, mesh=mesh,
-        entropy_coefficient=experiment.algorithm.entropy, keeps_reference=kl > 0,
-    )  # fmt: skip
-    pools, base = {}, None
-    for name in sorted(set(experiment.pools.values())):
-        state, shardings = make(name, module, transform, experiment.algorithm.kl)
-        pools[name] = Pool(name, state)
-    cloned = (whole, shardings)
-    if module.lora is not None:
-        state, of_base = make('base', whole, transform if experiment.warm_start.steps else optax.identity(), 0)
-        base, cloned = Pool('base', state), (whole, of_base)
+    """Makes every part."""
+    root, algorithm, p = jax.random.key(experiment.seed), experiment.algorithm.build(), make_policies(experiment)
     make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
-        module=module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
-        entropy_range=experiment.algorithm.entropy_range, logits_room=learning.logits_mib << 20,
+        module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
+        entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
     )  # fmt: skip
-    checkpoints = Checkpoints(folder)
     run = Run(
         experiment,
         algorithm,
-        tokenizer,
-        JaxEngine(module, tokenizer, root),
-        pools,
-        base,
-        make_updater(module, shardings, algorithm.objective),
-        make_updater(*cloned, losses.reinforce),
+        p.tokenizer,
+        JaxEngine(p.module, p.tokenizer, root),
+        p.pools,
+        p.base,
+        make_updater(p.module, p.shardings, algorithm.objective),
+        make_updater(p.whole, p.whole_shardings, losses.reinforce),
         sink_of(experiment, folder, resume_at),
         guard,
-        checkpoints,
+        Checkpoints(folder),
         folder,
     )
     load(run, 0)
@@ -152,7 +130,7 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
 def begin(run: Run) -> tuple[int, dict[str, Any]]:
     """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
     warm_start(run)
-    if run.base:
+    if run.base and run.experiment.warm_start.steps:
         save_base(run.folder, run.frozen)
     if run.experiment.evaluation.every:
         watch(run, 0)
@@ -381,7 +359,7 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     arrays, progress = run.checkpoints.restore(step, like)
     for name, pool in run.pools.items():
         pool.state = dataclasses.replace(pool.state, **arrays[name])
-    if run.base:
+    if run.base and run.experiment.warm_start.steps:  # else it is what it was made, or read, as
         base = restore_base(run.folder, run.frozen)
         run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
     load(run, step)

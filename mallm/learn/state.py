@@ -48,23 +48,30 @@ def make_state(
     mesh: Mesh,
     entropy_coefficient: float,
     keeps_reference: bool,
+    given: Any = None,
+    donates: bool = False,
 ) -> tuple[LearnerState, LearnerState]:
     """A fresh state, born sharded on `mesh`, and its shardings (a LearnerState of NamedShardings).
 
-    For a module with LoRA `params` is a fresh adapter alone; the base is made, or read, on its own.
+    For a module with LoRA `params` is a fresh adapter alone; the base is made, or read, on its own. `given` parameters
+    are copied into the state instead of new ones, or moved into it where the caller `donates` them.
     """
     trained = 'params' if module.lora is None else 'lora'
 
     sharding.check_heads(module.arch.heads, module.arch.kv_heads, mesh)
 
     def init(key: jax.Array) -> LearnerState:
-        params = module.init(key, jnp.zeros((1, 2), jnp.int32))[trained]
+        return around(module.init(key, jnp.zeros((1, 2), jnp.int32))[trained])
+
+    def around(params: Any) -> LearnerState:
         reference = jax.tree.map(jnp.copy, params) if keeps_reference else None
         return LearnerState(jnp.int32(0), params, transform.init(params), jnp.float32(entropy_coefficient), reference)
 
     shardings = sharding.shardings_of(jax.eval_shape(init, key), mesh)
-    state = jax.jit(lambda key: nn.unbox(init(key)), out_shardings=shardings)(key)
-    return state, shardings
+    if given is not None:
+        wrap = jax.jit(around, out_shardings=shardings, donate_argnums=0 if donates else ())
+        return wrap(given), shardings
+    return jax.jit(lambda key: nn.unbox(init(key)), out_shardings=shardings)(key), shardings
 
 
 def with_reference(state: LearnerState) -> LearnerState:

@@ -286,12 +286,8 @@ class Transformer(nn.Module):
         """Final hidden states [G, K, S, D], and keys and values [L, G, kv_heads, K, T, d]."""
         own = tokens_GKS.shape[2] if attended.past is None else attended.past.keys.shape[4]
         self.arch.refuse_beyond_context(own + (0 if attended.prefix is None else attended.prefix.keys.shape[3]))
-<<<<<<< HEAD
         embedded = sharding.gathered(self.embedding.astype(self.dtype), ('vocab', 'embed'))[tokens_GKS]
         x, layers = self.blocks(sharding.by_groups(embedded), attended, where)
-=======
-        x, layers = self.blocks(self.embedding.astype(self.dtype)[tokens_GKS], attended, where)
->>>>>>> w-hf
         return rms_norm(x, self.final_norm.astype(self.dtype), self.arch.norm_eps), layers
 
     def encode(
