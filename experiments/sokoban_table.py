@@ -1,7 +1,7 @@
 """Every control of the Sokoban job: same code, same boards, same processor time for reinforcement, several seeds.
 
 Command:  python -m experiments.sokoban_table                 (cells that are done are not run again)
-          python -m experiments.sokoban_table --cpu-minutes 4 --seeds 0 1 2 --methods at_grpo solo
+          python -m experiments.sokoban_table --cpu-minutes 10 --seeds 0 1 2 --only at_grpo solo
 Writes experiments/results/sokoban_table.json and .md, the table that README shows.
 """
 
@@ -17,7 +17,10 @@ PER_ROLE = {'tool': 'tool', 'plan': 'plan'}
 
 def methods(cpu_minutes: float) -> dict[str, Experiment]:
     """One experiment a row, each with the same processor time for what it does after the warm start."""
-    base = override(CONFIG, {'cpu_minutes': cpu_minutes, 'evaluation.every': 0, 'wandb': 'disabled'})
+    base = override(
+        CONFIG,
+        {'cpu_minutes': cpu_minutes, 'evaluation.every': 0, 'evaluation.report_boards': 512, 'wandb': 'disabled'},
+    )
     alone = {'task.team': ('plan',), 'pools': {'plan': 'shared'}}
     solo = {'task.team': ('solo',), 'pools': {'solo': 'shared'}}
     trajectory = {'sampling.mode': 'parallel', 'algorithm.credit': 'team', 'sampling.envs': 32}
@@ -32,12 +35,12 @@ def methods(cpu_minutes: float) -> dict[str, Experiment]:
 
 
 def main(
-    cpu_minutes: float = 4.0,
+    cpu_minutes: float = 2.5,
     seeds: tuple[int, ...] = (0, 1, 2),
-    methods_: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
     runs: str = 'runs/table',
 ) -> None:
-    fill(methods(cpu_minutes), seeds=seeds, only=methods_, runs=runs, out='experiments/results/sokoban_table')
+    fill(methods(cpu_minutes), seeds=seeds, only=only, runs=runs, out='experiments/results/sokoban_table')
 
 
 if __name__ == '__main__':

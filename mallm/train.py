@@ -107,8 +107,9 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     Where it has several processes, all of them call this, and `limits` says when they give each other up.
     """
     folder, at = folder_and_step(experiment, resume)
+    code = commit()  # before anything can change on disk
     with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
-        step, progress = begin(run) if at is None else restore(run, at)
+        step, progress = begin(run, code) if at is None else restore(run, at)
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()
             train_step(run, step, done)
@@ -127,14 +128,14 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     return summary
 
 
-def begin(run: Run) -> tuple[int, dict[str, Any]]:
+def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
     """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
     warm_start(run)
     if run.base and run.experiment.warm_start.steps:
         save_base(run.folder, run.frozen)
     if run.experiment.evaluation.every:
         watch(run, 0)
-    return 0, {'commit': commit(), 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
+    return 0, {'commit': code, 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
 
 
 def train_step(run: Run, step: int, done: float) -> None:
