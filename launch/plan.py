@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from mallm.errors import WeightsError
 from mallm.learn.memory import GIB, USABLE, Plan, Work, plan, remedies
+from mallm.models import hf_map
 from mallm.models.config import Architecture
 from mallm.models.presets import PRESETS
 
@@ -45,19 +47,7 @@ def architecture_of(model: str) -> Architecture:
     path = path / 'config.json' if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f'{model!r}: neither a known model nor a folder with a config.json; known: {sorted(PRESETS)}')
-    told = json.loads(path.read_text())
-    return Architecture(
-        vocab=told['vocab_size'],
-        width=told['hidden_size'],
-        layers=told['num_hidden_layers'],
-        heads=told['num_attention_heads'],
-        kv_heads=told.get('num_key_value_heads', told['num_attention_heads']),
-        head_dim=told.get('head_dim') or told['hidden_size'] // told['num_attention_heads'],
-        ffn=told['intermediate_size'],
-        qk_norm=told.get('model_type') == 'qwen3',
-        qkv_bias=told.get('model_type') == 'qwen2',
-        tied=told.get('tie_word_embeddings', False),
-    )
+    return hf_map.from_json(json.loads(path.read_text()))
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -103,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
             keeps_reference=given.kl,
         )  # fmt: skip
         told = plan(arch, given.mesh, work)
-    except ValueError as refused:
+    except (ValueError, WeightsError) as refused:
         print(refused, file=sys.stderr)
         return 2
     data, fsdp, tensor = given.mesh

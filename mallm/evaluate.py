@@ -142,6 +142,7 @@ def summarise(
         **measured,
         **({'swapped_after': round(after['swapped'], 4)} if 'swapped' in after else {}),
         'random_mover': round(mean(floor), 4),
+        'faults': round(max(before.get('faults', 0.0), after['faults']), 4),
         'format_before': before.get('format', {}),
         'format_after': after['format'],
         'by_optimal_before': before['success_by_optimal'],

@@ -338,6 +338,9 @@ class Experiment:
             f'may name the pools {sorted(set(self.pools.values()))} and no other',
         )  # fmt: skip
         require(bool(self.learners), 'learning.pool_rates', self.learning.pool_rates, 'freezes every pool; leave one')
+        require(
+            'base' not in self.pools.values(), 'pools', self.pools, "'base' is what adapters adapt; rename the pool"
+        )
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,

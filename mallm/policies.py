@@ -10,10 +10,12 @@ import optax
 from jax.sharding import Mesh
 
 from mallm import rng
-from mallm.experiment import Experiment
+from mallm.experiment import Experiment, require
 from mallm.io import hf
+from mallm.learn.pack import round_up
 from mallm.learn.pool import Pool
 from mallm.learn.state import LearnerState, make_state, optimiser
+from mallm.models.config import Architecture
 from mallm.models.sharding import make_mesh
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import HuggingFaceTokenizer, TinyTokenizer, Tokenizer
@@ -47,6 +49,7 @@ def make_policies(experiment: Experiment) -> Policies:
     model, learning = experiment.model, experiment.learning
     mesh = make_mesh(*model.mesh)
     tokenizer, whole, pretrained = foundation(experiment, mesh)
+    adapts = model.lora.rank > 0
     module = whole.clone(lora=model.lora.build())
     transform = optimiser(clip=learning.clip, b1=learning.b1, b2=learning.b2, weight_decay=learning.weight_decay)
 
@@ -60,11 +63,10 @@ def make_policies(experiment: Experiment) -> Policies:
             entropy_coefficient=experiment.algorithm.entropy,
             keeps_reference=kl > 0,
             given=given,
-            donates=name == 'base',
+            donates=module is whole and adapts,
         )
         return Pool(name, state), shardings
 
-    adapts = module.lora is not None
     pools = {}
     for name in sorted(set(experiment.pools.values())):
         pools[name], shardings = make(name, module, transform, experiment.algorithm.kl, None if adapts else pretrained)
@@ -81,6 +83,27 @@ def foundation(experiment: Experiment, mesh: Mesh) -> tuple[Tokenizer, Transform
     if not model.source:
         tiny = TinyTokenizer()
         return tiny, Transformer(model.architecture(len(tiny)), dtype), None
-    arch, params = hf.load(model.source, mesh)
-    tokenizer = HuggingFaceTokenizer(hf.load_tokenizer(model.source, arch), thinking=model.thinking)
+    stays_frozen = model.lora.rank > 0 and not experiment.warm_start.steps
+    arch, params = hf.load(model.source, mesh, dtype if stays_frozen else jnp.float32)
+    found = hf.find(model.source)
+    if found.is_dir():  # with what its generation_config.json says of end tokens
+        tokenizer = HuggingFaceTokenizer.open(str(found), thinking=model.thinking)
+    else:
+        tokenizer = HuggingFaceTokenizer(hf.load_tokenizer(found), thinking=model.thinking)
     return tokenizer, Transformer(dataclasses.replace(arch, remat=model.remat), dtype), params
+
+
+def within_context(experiment: Experiment, arch: Architecture) -> Experiment:
+    """The experiment with prompts limited to what the model's context holds beside an answer, padding counted.
+
+    Raises:
+      ValueError: the longest answer alone does not fit.
+    """
+    if arch.context is None:
+        return experiment
+    (prompt_multiple, answer_multiple), sampling = experiment.packing().multiple, experiment.sampling
+    answer = round_up(max(params.max_tokens for params in experiment.sampler().roles.values()), answer_multiple)
+    room = (arch.context - answer) // prompt_multiple * prompt_multiple
+    require(room > 0, 'sampling.max_tokens', answer, f'leaves no room for a prompt in a context of {arch.context}')
+    limit = min(room, sampling.max_prompt or room)
+    return dataclasses.replace(experiment, sampling=dataclasses.replace(sampling, max_prompt=limit))

@@ -5,9 +5,10 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mallm.config import describe
 from mallm.experiment import Experiment
 from mallm.io import files
 from mallm.train import train
@@ -18,18 +19,41 @@ COLUMNS = ('success', 'success_t1', 'strict', 'strict_t1')
 def fill(
     methods: Mapping[str, Experiment], *, seeds: Iterable[int], only: Sequence[str], runs: str, out: str
 ) -> dict[str, Any]:
-    """Runs the cells that have no stored summary yet, then writes `out`.json and `out`.md after each cell."""
+    """Runs the cells that have no stored summary yet, and writes `out`.json and `out`.md after each.
+
+    A cell is stored when a run folder of its name holds a summary beside the very settings it would run with now. What
+    is written holds the stored cells of all methods, so that several calls may fill one table.
+    """
     unknown = set(only) - set(methods)
     if unknown:
         raise ValueError(f'methods {sorted(unknown)}: not in this table; there are {sorted(methods)}')
-    table: dict[str, Any] = {}
+    seeds = tuple(seeds)
+    cell = lambda name, seed: dataclasses.replace(methods[name], name=name, seed=seed, runs=runs)  # noqa: E731
     for seed in seeds:
         for name in only or tuple(methods):
-            experiment = dataclasses.replace(methods[name], name=name, seed=seed, runs=runs)
-            stored = files.read_json(pathlib.Path(runs) / experiment.folder_name / 'summary.json')
-            table.setdefault(name, {})[str(seed)] = stored or dict(train(experiment))
-            write(table, pathlib.Path(out))
-    return table
+            if stored(cell(name, seed)) is None:
+                train(cell(name, seed))
+            write(gather(methods, seeds, cell), pathlib.Path(out))
+    return gather(methods, seeds, cell)
+
+
+def gather(
+    methods: Iterable[str], seeds: Sequence[int], cell: Callable[[str, int], Experiment]
+) -> dict[str, dict[str, Any]]:
+    """{method: {seed: summary}} of the cells that are stored."""
+    found = {name: {str(seed): stored(cell(name, seed)) for seed in seeds} for name in methods}
+    kept = {name: {seed: summary for seed, summary in cells.items() if summary} for name, cells in found.items()}
+    return {name: cells for name, cells in kept.items() if cells}
+
+
+def stored(experiment: Experiment) -> dict[str, Any] | None:
+    """The summary of a run that was made with these very settings, or None."""
+    settings = json.loads(json.dumps(describe(experiment)))
+    for folder in sorted(pathlib.Path(experiment.runs).glob(f'{experiment.folder_name}*')):
+        summary = files.read_json(folder / 'summary.json')
+        if summary and files.read_json(folder / 'config.json') == settings:
+            return summary
+    return None
 
 
 def write(table: Mapping[str, Any], out: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ from mallm.learn.pool import Pool
 from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.state import LearnerState, with_reference
 from mallm.learn.update import Knobs, Updater
-from mallm.policies import make_policies
+from mallm.policies import make_policies, within_context
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer, prompt_for
 from mallm.rollout.jax_engine import JaxEngine
@@ -35,7 +35,7 @@ from mallm.types import Credited, Trajectory
 
 
 class TooManyFaultsError(RuntimeError):
-    """More episodes of a step failed than `sampling.max_fault_share` allows."""
+    """More episodes of a step or of an evaluation failed than `sampling.max_fault_share` allows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,7 @@ def build(
 ) -> Run:
     """Makes every part."""
     root, algorithm, p = jax.random.key(experiment.seed), experiment.algorithm.build(), make_policies(experiment)
+    experiment = within_context(experiment, p.module.arch)
     make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
         entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
@@ -90,7 +91,7 @@ def build(
         Checkpoints(folder),
         folder,
     )
-    load(run, 0)
+    load(run, 0, base=True)
     return run
 
 
@@ -186,9 +187,10 @@ def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory],
         )
 
 
-def load(run: Run, version: int) -> None:
-    """The engine samples from what the learner holds now."""
-    run.engine.load_base(hosts.local(run.frozen))
+def load(run: Run, version: int, *, base: bool = False) -> None:
+    """The engine samples from what the learner holds now; from another `base` too, where that has changed."""
+    if base:
+        run.engine.load_base(hosts.local(run.frozen))
     for name, pool in run.pools.items():
         run.engine.load(name, hosts.local(pool.state.params), version)
 
@@ -256,7 +258,7 @@ def warm_start(run: Run) -> None:
         learner.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
     if run.base:
         run.base.state = dataclasses.replace(run.base.state, moments=None)
-    load(run, 0)
+    load(run, 0, base=True)
 
 
 def beginners(run: Run) -> Mapping[str, Pool]:
@@ -304,7 +306,7 @@ def watch(run: Run, step: int) -> None:
     boards = run.experiment.evaluation.boards
     easy = examine(run, HELD_OUT, step, boards, 0.0)
     strict = examine(run, STRICT, step, boards, 0.0)
-    shares = {'success': easy.success, 'strict': strict.success, 'truncated': easy.truncated}
+    shares = {'success': easy.success, 'strict': strict.success, 'truncated': easy.truncated, 'faults': easy.faults}
     run.sink.write('eval', step, shares | {'turns_to_solve': easy.turns_to_solve})
 
 
@@ -317,7 +319,10 @@ def examine(
     worlds = [task.test(split, i) for i in range(boards)]
     difficulty = [task.difficulty(world) for world in worlds]
     stage = run.stage(cast or run.experiment.pools, temperature)
-    return evaluate(worlds, difficulty, stage, seed=run.experiment.seed, step=step, split=split >> 40)
+    outcome = evaluate(worlds, difficulty, stage, seed=run.experiment.seed, step=step, split=split >> 40)
+    sound = [trajectory for trajectory in outcome.trajectories if trajectory.fault is None]
+    refuse_too_many_faults(run.experiment, outcome.trajectories, sound)
+    return outcome
 
 
 def report(run: Run, when: str, step: int) -> dict[str, Any]:
@@ -330,6 +335,7 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
         for suffix, temperature in (('', 0.0), ('_t1', 1.0)):
             outcome = examine(run, split, step, settings.report_boards, temperature)
             result[name + suffix] = outcome.success
+            result['faults'] = max(outcome.faults, result.get('faults', 0.0))
             if not suffix:
                 result[f'{name}_by_optimal'] = {str(k): v for k, v in outcome.by_difficulty().items()}
                 if name == 'success':
@@ -363,5 +369,5 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     if run.base and run.experiment.warm_start.steps:  # else it is what it was made, or read, as
         base = restore_base(run.folder, run.frozen)
         run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
-    load(run, step)
+    load(run, step, base=True)
     return step, progress

@@ -192,11 +192,11 @@ class ArithmeticTask(Task):
 
     def train(self, seed: int) -> ArithmeticTeam:
         """A story whose wording and numbers are in no held-out split."""
-        return self._story(seed, STORIES, lambda fold: fold != 0)
+        return self._story(seed, STORIES, lambda fold: fold > 1)
 
     def test(self, split: int, index: int) -> ArithmeticTeam:
         stories = STRICT_STORIES if split in (STRICT, FINAL_STRICT) else STORIES
-        keep = {HELD_OUT: (0,), FINAL: (0,)}.get(split, range(FOLDS))
+        keep = {HELD_OUT: (0,), FINAL: (1,), STRICT: range(0, FOLDS, 2), FINAL_STRICT: range(1, FOLDS, 2)}[split]
         return self._story(split + index, stories, lambda fold: fold in keep)
 
     def difficulty(self, world: ArithmeticTeam) -> int:
@@ -238,4 +238,4 @@ class ArithmeticTask(Task):
 
 
 FOLDS = 8
-"""One in so many (wording, numbers) is held out."""
+"""Into so many parts fall the pairs of wording and numbers; two are held out."""

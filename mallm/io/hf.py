@@ -210,7 +210,7 @@ def _gguf() -> Any:
         from mallm.io import gguf
     except ModuleNotFoundError as cause:
         raise WeightsError(
-            f"GGUF files are read with the package gguf ({cause}): pip install -e '.[smollm2]'"
+            f"GGUF files are read with the package gguf ({cause}): pip install 'gguf>=0.17,<0.20'"
         ) from cause
     return gguf
 

@@ -14,6 +14,8 @@ from mallm.models import hf_map
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 MUST_BE: dict[str, Any] = {'peft_type': 'LORA', 'bias': 'none'}
+PLAIN_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
+"""Ways to start an adapter that leave its base as it is; others (PiSSA, OLoRA) subtract from it first."""
 INERT = {
     'auto_mapping', 'arrow_config', 'base_model_name_or_path', 'corda_config', 'eva_config', 'inference_mode',
     'init_lora_weights', 'loftq_config', 'lora_alpha', 'lora_dropout', 'lora_ga_config', 'megatron_core',
@@ -68,6 +70,8 @@ def load_adapter(source: str | os.PathLike, base: Any) -> tuple[AdapterFacts, An
     said = hf.read_settings(folder, CONFIG)
     faults = [f'{name}={said.get(name)!r}' for name, only in MUST_BE.items() if said.get(name) != only]
     faults += [f'{name}={value!r}' for name, value in said.items() if name not in INERT and value]
+    if said.get('init_lora_weights') not in PLAIN_STARTS:
+        faults.append(f'init_lora_weights={said["init_lora_weights"]!r}')
     if faults or not isinstance(said.get('r'), int):
         raise WeightsError(
             f'{folder / CONFIG} asks for more than plain LoRA of one rank: {"; ".join(faults)}, '

@@ -17,7 +17,7 @@ class NonFiniteUpdateError(FloatingPointError):
 
 
 class Pool:
-    """The only stateful object of the learner: `state` is replaced by every update, `version` counts the calls."""
+    """The only stateful object of the learner: `state` is replaced by every update."""
 
     def __init__(self, name: str, state: LearnerState) -> None:
         self.name = name
