@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from mallm.envs.sokoban import load_levels
 from mallm.envs.sokoban_team import OUTCOME, Rules, SokobanTeam
 from mallm.errors import EngineError
@@ -90,3 +92,19 @@ def test_a_replay_says_what_each_role_was_shown_and_wrote_and_shows_every_board(
     (group,) = replay['turns'][2]['groups']
     assert (group['role'], group['answer'], group['reward']) == ('plan', 'RR', 1.0)
     assert group['prompt'].startswith('P') and group['terms']['solved'] == 1
+
+
+@pytest.mark.parametrize(
+    'text',
+    ['push up', 'Up', ' u ', 'UP, LEFT', '["R", 3]', '[]', '', 'U' * 10_000, 'U\uff0cL', '\U0001f600'],
+    ids=range(10),
+)
+def test_an_answer_that_is_no_legal_move_takes_its_turn_and_the_episode_runs_to_its_cap(text):
+    """A29: whatever was written, the turn is counted, nothing raises, and nothing is solved."""
+
+    class Writer(Pusher):
+        async def sample(self, policy, prompt, path, k, params) -> tuple[Answer, ...]:
+            return (Answer((2,), (0.0,), text, 'stop', 0),) * k
+
+    (episode,) = evaluated(Writer(), [FAR], turns=3).trajectories
+    assert (len(episode.turns), len(episode.frames), episode.fault, episode.solved) == (3, 4, None, False)

@@ -24,11 +24,12 @@ from mallm.experiment import (
     LearningSettings,
     ModelSettings,
     SamplingSettings,
+    WarmStartSettings,
 )
 from mallm.learn.pack import pack, rows_of
 from mallm.learn.pool import Pool
 from mallm.learn.route import dead_shares, route
-from mallm.train import Run, TooManyFaultsError, build, knobs, play, refuse_too_many_faults, train_step
+from mallm.train import Run, TooManyFaultsError, build, knobs, play, refuse_too_many_faults, train_step, warm_start
 from mallm.types import Credited, Trajectory
 
 EXPERIMENT = Experiment(
@@ -222,3 +223,22 @@ def test_a_step_in_which_too_many_episodes_fail_is_refused_with_the_first_fault(
         refuse_too_many_faults(EXPERIMENT, [*faulty[:3], step.played[3]], step.played[3:])
     with pytest.raises(TooManyFaultsError, match='4 of 4'):
         refuse_too_many_faults(EXPERIMENT, faulty, [])
+
+
+def test_two_roles_that_share_a_policy_learn_twice_and_its_reference_stays_what_it_was(tmp_path):
+    """A42: reference = policy at step 0; its buffers must outlive those that two updates donate."""
+    experiment = dataclasses.replace(
+        EXPERIMENT,
+        pools={'tool': 'shared', 'plan': 'shared'},
+        algorithm=dataclasses.replace(EXPERIMENT.algorithm, kl=0.1),
+        warm_start=WarmStartSettings(steps=0),
+    )
+    run = built(experiment, tmp_path / 'run')
+    warm_start(run)
+    pool = run.pools['shared']
+    born = leaves(pool.state.params)
+    for step in range(2):
+        train_step(run, step, step / 2)
+    assert int(pool.state.updates) == 2 and run.sink.rows['update/shared']['kl'] > 0
+    assert [leaf.tobytes() for leaf in leaves(pool.state.reference)] == [leaf.tobytes() for leaf in born]
+    assert all((before != after).any() for before, after in zip(born, leaves(pool.state.params), strict=True))

@@ -7,10 +7,12 @@ import time
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from mallm import hosts
 from mallm.algo import losses
 from mallm.guard import guarded
+from mallm.io.checkpoint import Checkpoints
 from mallm.learn.pack import Packing, Row, pack
 from mallm.learn.pool import Pool
 from mallm.learn.state import make_state, optimiser
@@ -59,6 +61,11 @@ def play(folder: pathlib.Path, what: str, limits: hosts.Hosts) -> None:
                 time.sleep(1000)
             if step == 3 and limits.index == 1 and what == 'raise':
                 raise ArithmeticError('the reward of env 5 broke')
+            if step == 3 and what == 'save alone':
+                guard.at(step, 'save')
+                if limits.index == 0:
+                    Checkpoints(folder).save(step, {'w': np.ones(2)}, {})
+                multihost_utils.sync_global_devices('after the save')
             time.sleep(0.05)
             guard.at(step, 'gather')
             assert hosts.gathered([limits.index]) == [0, 1]

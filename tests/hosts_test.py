@@ -12,9 +12,11 @@ import time
 import numpy as np
 import pytest
 
-from mallm import hosts
+from mallm import hosts, train
+from mallm.experiment import Experiment
 from mallm.guard import FOLDER, GIVEN_UP, Guard
 from mallm.hosts import Hosts
+from mallm.io import wandb_run
 from tests.hosts_program import trained
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -161,3 +163,28 @@ def test_shares_are_even_and_in_order(count, index, monkeypatch):
 def test_hosts_that_cannot_meet_are_refused(change, said):
     with pytest.raises(ValueError, match=said):
         Hosts(**change)
+
+
+def test_a_save_that_only_one_process_enters_ends_both_soon_and_says_where(tmp_path):
+    """A38: the save guarded wrongly, by `if index == 0`."""
+    processes = start(tmp_path, 'save alone')
+    try:
+        codes = [process.wait(timeout=180) for process in processes]
+        assert all(codes), codes
+        for host in range(2):
+            await_text(tmp_path / f'{host}.err', r"The run ends: .*host \d \(.+\), step 3, stage '\w+'")
+    finally:
+        end(processes)
+
+
+@pytest.mark.parametrize('index', [0, 1])
+def test_process_0_alone_writes_metrics_and_starts_wandb(index, monkeypatch, tmp_path):
+    """A38."""
+    started = []
+    monkeypatch.setattr(wandb_run, 'start_wandb', lambda folder, **how: started.append(folder))
+    monkeypatch.setattr(train.jax, 'process_index', lambda: index)
+    with train.sink_of(Experiment(wandb='offline'), tmp_path / 'run', None) as sink:
+        sink.write('rollout', 0, {'solved': 0.5})
+        sink.summary({})
+    written = sorted(path.name for path in tmp_path.rglob('*.json*'))
+    assert (written, len(started)) == ((['config.json', 'metrics.jsonl', 'summary.json'], 1), ([], 0))[index]

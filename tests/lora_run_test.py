@@ -117,3 +117,17 @@ def test_the_base_learned_from_both_roles_and_is_saved_once_beside_checkpoints_t
     born, ended, _ = read
     blocks = (run.frozen['blocks'].values() for run in (born, ended))
     assert not any(np.array_equal(before, after) for before, after in zip(*blocks, strict=True))
+
+
+def test_no_step_is_missed_or_done_twice_and_each_has_the_learning_rate_of_the_whole_run(runs, read):
+    """A23. Rates rise over 4 steps and fall from 1e-2 to 1e-3: 1/4 of 0.010, 2/4 of 0.007, 3/4 of 0.004."""
+    told = []
+    for folder, run in zip(runs[2:], read[1:], strict=True):
+        rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+        assert [row['step'] for row in rows if row['axis'] == 'rollout'] == [0, 1, 2]
+        updates = [row for row in rows if row['axis'] == 'update/left']
+        told.append([(row['step'], row['optimiser_steps'], row['learning_rate']) for row in updates])
+        state = run.pools['left'].state
+        assert int(state.moments[1].count) == int(state.updates) == sum(steps for _, steps, _ in told[-1])
+    assert told[0] == told[1]
+    assert [rate for *_, rate in told[0]] == pytest.approx([[0.0025, 0.0035, 0.003][step] for step, *_ in told[0]])

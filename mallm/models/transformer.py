@@ -327,11 +327,10 @@ class Transformer(nn.Module):
         return self.run(tokens_GKS, Attended(prefix.layers, past), where)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Logits [..., V] of hidden states [..., D]: products of the compute type, added up and kept in float32."""
+        """Float32 logits [..., V] of hidden states [..., D], from float32 weights: rounding them moves log-probs."""
         matrix = self.embedding.T if self.arch.tied else self.head
-        matrix = sharding.gathered(matrix.astype(self.dtype), ('embed', 'vocab'))
-        flat = hidden.reshape(-1, self.arch.width).astype(self.dtype)
-        flat = jnp.matmul(flat, matrix, preferred_element_type=jnp.float32)
+        matrix = sharding.gathered(matrix.astype(jnp.float32), ('embed', 'vocab'))
+        flat = hidden.reshape(-1, self.arch.width).astype(jnp.float32) @ matrix
         return flat.reshape(*hidden.shape[:-1], self.arch.vocab)
 
     def answer_states(self, prompts_GP: jax.Array, lengths_G: jax.Array, answers_GKS: jax.Array) -> jax.Array:

@@ -231,3 +231,12 @@ def test_the_share_of_dead_groups_is_told_role_by_role():
     told = [('a', live), ('a', dead), ('a', dead), ('b', live)]
     credited = [Credited(group([0, 0], role=role), advantages) for role, advantages in told]
     assert dead_shares(credited) == {'a': pytest.approx(2 / 3), 'b': 0.0}
+
+
+def test_two_dead_groups_of_four_are_dropped_and_counted_with_nothing_switched_on():
+    """A41: rewards all 1, mixed, all 0, mixed."""
+    rewards = ([1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1])
+    rule = credit.agent_turn(credit.standardised, alpha=1.0)
+    credited = rule([episode([group(some, env=env)]) for env, some in enumerate(rewards)])
+    assert [item.group.key.env for item in route(credited, ['a'])['shared']] == [1, 3]
+    assert dead_shares(credited) == {'a': 0.5}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mallm.envs.arithmetic import NAMES, THINGS, ArithmeticTask, calculate, number_in
+from mallm.envs.arithmetic import NAMES, THINGS, ArithmeticTask, ArithmeticTeam, calculate, number_in
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, World
 from mallm.experiment import Experiment
 
@@ -118,3 +118,12 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match='largest=3'):
         ArithmeticTask(largest=3)
     assert Experiment(task=ArithmeticTask()).task.team == ('tool', 'plan')
+
+
+def test_a_plan_that_does_not_know_is_not_paid_for_what_the_calculator_said():
+    r"""A08: gold 12. What the plan was shown holds the answer; only what it wrote itself is judged."""
+    wrote, _ = ArithmeticTeam('Ann buys 3 boxes with 4 eggs in each. How many?', '3 * 4').act('tool', '3 * 4')
+    assert wrote.observe('plan')[1].content.endswith('3 * 4 = 12')
+    after, reward = wrote.act('plan', 'I do not know')
+    assert reward.team == 0 and reward.total(1) <= 0 and not after.solved
+    assert wrote.act('plan', r'\boxed{12}')[1].team == 1

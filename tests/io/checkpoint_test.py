@@ -365,3 +365,25 @@ def test_saving_says_nothing_on_the_console(tmp_path, capfd):
     saved.restore(1, placed(learner()))
     saved.close()
     assert capfd.readouterr() == ('', '')
+
+
+def test_a_process_that_comes_late_to_a_restore_is_waited_for(tmp_path):
+    """A38: process 0 comes 20 s late."""
+    code = """
+import sys, time, pathlib, numpy as np
+jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=int(sys.argv[3]))
+from jax.sharding import *
+from mallm.io.checkpoint import Checkpoints
+over = NamedSharding(Mesh(np.array(jax.devices()), 'x'), PartitionSpec('x'))
+w = jax.make_array_from_callback((8,), over, lambda index: np.arange(8, dtype=np.float32)[index])
+saved = Checkpoints(pathlib.Path(sys.argv[1]))
+saved.save(1, {'w': w}, {})
+if jax.process_index() == 0:
+    time.sleep(20)
+back, _ = saved.restore(1, {'w': w})
+assert all(np.array_equal(shard.data, np.arange(8)[shard.index]) for shard in back['w'].addressable_shards)
+"""
+    address = f'127.0.0.1:{free_port()}'
+    for process in [run_python(code, str(tmp_path), address, str(i), devices=2) for i in range(2)]:
+        finished(process)

@@ -98,9 +98,9 @@ def test_greedy_answers_of_the_engine_are_those_of_transformers(family, folder_o
     prompts, lengths = padded(PROMPTS, left=False)
     G = len(PROMPTS)
     ours, _, _ = generate(
-        params, prompts, lengths.sum(1, dtype=np.int32), np.zeros((G, 1), np.int32), jax.random.key(0),
-        np.zeros((G, 1), np.float32), np.tile(np.float32([1, 0]), (G, 1)),
-        module=Transformer(arch), k=1, limit=NEW, end=-1, filtered=False,
+        {'params': params}, prompts, lengths.sum(1, dtype=np.int32), np.zeros((G, 1), np.int32), jax.random.key(0),
+        np.zeros((G, 1), np.float32), np.tile(np.float32([1, 0]), (G, 1)), None,
+        module=Transformer(arch), k=1, limit=NEW, ends=(-1,), filtered=False,
     )  # fmt: skip
     assert np.asarray(ours)[:, 0].tolist() == wanted.tolist()
     assert len({tuple(row) for row in wanted.tolist()}) == G

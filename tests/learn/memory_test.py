@@ -87,7 +87,7 @@ def test_activations_are_estimated_within_a_factor_of_two_of_what_the_compiler_n
     state = jax.eval_shape(lambda p: make_like(p), params)
     sums = Accumulated(params, dict.fromkeys(('entropy', 'kl', 'tokens', 'loss'), number))
     made = jax.jit(make_gradients(Transformer(arch), losses.reinforce), donate_argnums=0)
-    needed = made.lower(sums, state, batch, Knobs(*(number,) * 4)).compile().memory_analysis().temp_size_in_bytes
+    needed = made.lower(sums, state, batch, Knobs(*(number,) * 4), None).compile().memory_analysis().temp_size_in_bytes
     mesh = jax.sharding.AbstractMesh((1, 1, 1), sharding.AXES)
     told = activations(arch, mesh, work) + logits(arch, mesh, work)
     assert 0.5 * needed < told < 2 * needed

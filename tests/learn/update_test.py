@@ -14,16 +14,16 @@ import optax
 import pytest
 from flax import linen as nn
 
-from mallm.algo import losses
+from mallm.algo import credit, losses
 from mallm.learn.pack import Batch, Packing, Row, constant, finished_answers, pack, rows_of, token_count
 from mallm.learn.pool import NonFiniteUpdateError, Pool
-from mallm.learn.route import answer_metrics
+from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.state import LearnerState, make_state, optimiser, with_reference
 from mallm.learn.update import Accumulated, Knobs, Updater, chunk_of, make_gradients, token_arrays
 from mallm.models.config import Architecture
 from mallm.models.sharding import make_mesh
 from mallm.models.transformer import Transformer
-from mallm.types import Answer, Candidate, Credited, Group, GroupKey, Prompt, Reward
+from mallm.types import Answer, Candidate, Credited, Group, GroupKey, Prompt, Reward, Trajectory, Turn
 
 MODULE = Transformer(Architecture(vocab=16, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, ffn=32))
 SURROGATE = functools.partial(losses.clipped_surrogate, low=0.2, high=0.28, cap=2.0)
@@ -428,3 +428,37 @@ def test_a_sampler_log_prob_that_is_not_a_number_is_fatal_too(plain):
     bad[0] = Row(bad[0].prompt, bad[0].answers, tuple((float('nan'),) * len(a) for a in bad[0].answers), (1.0, -1.0))
     with pytest.raises(NonFiniteUpdateError, match="pool 'tool'"):
         Pool('tool', plain.copy()).learn(plain.updater, [one_step(bad, 4)], Knobs(1e-2))
+
+
+# --- groups whose rewards are all equal (A01)
+
+
+def episode_of(env: int, rewards: list[float]) -> Trajectory:
+    """One group of answers with two tokens each."""
+    draw = np.random.default_rng(env)
+    candidates = tuple(
+        Candidate(
+            Answer(tuple(draw.integers(0, 16, 2).tolist()), tuple(draw.uniform(-4, -2, 2).tolist()), '', 'stop', 0),
+            Reward(float(reward), 0.0),
+        )
+        for reward in rewards
+    )
+    group = Group(GroupKey(0, env, 0, 0, 'a'), 'shared', Prompt('a', (), (5, 6)), candidates, 0)
+    return Trajectory(env, 0, (Turn((group,)),), False, 0.0, ())
+
+
+@pytest.mark.parametrize('kl', [0.0, 0.1])
+def test_a_dead_group_moves_nothing_with_and_without_a_kl_term(plain, kl):
+    """A01: rewards [1, 1, 1, 1] and [1, 0, 0, 0]. The first is left out, KL and divisor too: the step is the second's
+    alone, and would be another one with the first in it."""
+    episodes = [episode_of(0, [1, 1, 1, 1]), episode_of(1, [1, 0, 0, 0])]
+    credited = credit.agent_turn(credit.standardised, alpha=1.0)(episodes)
+    assert credited[0].advantages == (0.0,) * 4 and dead_shares(credited) == {'a': 0.5}
+    live = rows_of(route(credited, ['a'])['shared'], {'a': (0.7,)})
+    alone, both = rows_of(credited[1:], {'a': (0.7,)}), rows_of(credited, {'a': (0.7,)})
+    moved, told = gradient(plain, one_step(live, 4), kl)
+    wanted, wanted_told = gradient(plain, one_step(alone, 4), kl)
+    same(moved, wanted)
+    assert told == pytest.approx(wanted_told) and told['tokens'] == 8 and np.isfinite([*told.values()]).all()
+    other, _ = gradient(plain, one_step(both, 4), kl)
+    assert max(np.abs(a - b).max() for a, b in zip(moved, other, strict=True)) > 1e-3

@@ -448,3 +448,22 @@ def test_a_spread_heats_the_candidates_of_a_group_in_equal_ratios_and_leaves_a_s
 def test_impossible_sampling_parameters_are_refused_at_birth(settings, reason):
     with pytest.raises(ValueError, match=reason):
         SamplingParams(**settings)
+
+
+def test_a_request_that_waits_during_a_load_is_answered_by_the_new_weights_alone(params):
+    """A18 with a request in flight, behind a prefix of 200 tokens that the old policy has read before."""
+    new, shared = weights(1), prompt((OPEN * 20)[:200])
+    engine = fresh(params)
+    (before,) = ask(engine, (shared, (0, 7)))
+
+    async def loaded_meanwhile() -> tuple[Answer, ...]:
+        waiting = asyncio.create_task(engine.sample('a', shared, (0, 7), K, PLAIN))
+        await asyncio.sleep(0)
+        engine.load('a', new, 5)
+        return await asyncio.wait_for(waiting, timeout=300)
+
+    answers, (wanted,) = asyncio.run(loaded_meanwhile()), ask(fresh(new), (shared, (0, 7)))
+    assert ids(answers) == ids(wanted) != ids(before)
+    for this, that in zip(answers, wanted, strict=True):
+        assert this.logps == pytest.approx(that.logps, abs=1e-6)
+    assert {answer.version for answer in answers} == {5}
