@@ -3,7 +3,8 @@
 Command:  python -m launch.plan --model Qwen/Qwen3-8B --mesh 2,4,1 --lora-rank 16 --device-memory 80GiB
 
 The model is one of the known names (--model list shows them) or a local folder or file with a config.json.
-Parameters, optimiser state and gradients are exact; activations are an estimate.
+Parameters, optimiser state and gradients are exact; activations are an estimate. The cache is that of `--groups`
+prompts, split over all devices; the embedded engine fills its batches up to 32 or 128 prompts: ask with those.
 """
 
 import argparse

@@ -14,10 +14,10 @@ FINISHED = 'finished'
 MOMENT_S = 3.0
 
 
-def signs(folder: pathlib.Path) -> dict[int, dict]:
-    """The newest sign of life of every process, by its index."""
-    found = (json.loads(path.read_text()) for path in sorted(folder.glob('*.json')))
-    return {sign['host']: sign for sign in found}
+def signs(folder: pathlib.Path, host: int) -> dict[int, dict]:
+    """The newest sign of life of every process of this start of the run, by its index; older starts left theirs too."""
+    found = {sign['host']: sign for sign in (json.loads(path.read_text()) for path in sorted(folder.glob('*.json')))}
+    return {i: sign for i, sign in found.items() if host in found and sign['attempt'] == found[host]['attempt']}
 
 
 def place(sign: dict) -> str:
@@ -30,9 +30,9 @@ def main(folder: str, host: str) -> None:
         last = line.strip()
     if last == FINISHED:
         return
-    before = signs(pathlib.Path(folder))
+    before = signs(pathlib.Path(folder), int(host))
     time.sleep(MOMENT_S)
-    after = signs(pathlib.Path(folder))
+    after = signs(pathlib.Path(folder), int(host))
     faults = [f'{place(s)} gave up: {s["fault"]}' for s in after.values() if s['fault'] not in ('', FINISHED)]
     silent = [
         f'{place(sign)}: no sign of life since then'
