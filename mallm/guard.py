@@ -173,9 +173,10 @@ class Guard:
                 continue
             if (silent := now - self._beat_at[host]) > self._silence_s:
                 return f'{sign}: no sign of life for {silent:.0f} s (limit {self._silence_s:g} s)'
-        slowest = min(self._heard, key=lambda host: (self._heard[host].place, host))
+        at_work = [host for host, sign in self._heard.items() if sign.fault != epitaph.FINISHED]
+        slowest = min(at_work, key=lambda host: (self._heard[host].place, host), default=self._mine.host)
         stalled = now - self._place_at[slowest]
-        if stalled > self._stall_s and self._heard[slowest].fault != epitaph.FINISHED:
+        if at_work and stalled > self._stall_s:
             return f'{self._heard[slowest]}: still there after {stalled:.0f} s (limit {self._stall_s:g} s)'
         return ''
 

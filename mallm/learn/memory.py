@@ -152,9 +152,12 @@ def adapter(arch: Architecture, rank: int, mesh: AbstractMesh) -> tuple[int, int
 
 
 def gathered(arch: Architecture, mesh: AbstractMesh, work: Work) -> int:
-    """One block's weights, in the compute type, whole over fsdp; two of them where the next is fetched meanwhile."""
-    block = sum(rows * columns for _, rows, columns in matrices(arch)) // mesh.shape['tensor']
-    return (2 if mesh.shape['fsdp'] > 1 else 1) * block * jnp.dtype(work.dtype).itemsize
+    """Weights as they are used, whole over fsdp: one block's (two where the next is fetched meanwhile) and the
+    embedding in the compute type, and the head, which multiplies in float32."""
+    tensor, split = mesh.shape['tensor'], mesh.shape['fsdp'] > 1
+    block = sum(rows * columns for _, rows, columns in matrices(arch)) // tensor
+    table, size = arch.vocab * arch.width // tensor, jnp.dtype(work.dtype).itemsize
+    return (2 if split else 1) * block * size + table * (size + 4 * split)
 
 
 def activations(arch: Architecture, mesh: AbstractMesh, work: Work) -> int:
@@ -186,7 +189,7 @@ def logits(arch: Architecture, mesh: AbstractMesh, work: Work) -> int:
     parts = math.prod(mesh.shape.values())
     shape = (work.groups, work.k, work.answer)
     chunk = chunk_of(shape, arch.vocab, work.room * parts) or work.k * work.answer
-    head = 0 if work.rank else 4 * arch.vocab * arch.width // (mesh.shape['tensor'] * mesh.shape['fsdp'])
+    head = 0 if work.rank else 4 * arch.vocab * arch.width // mesh.shape['tensor']
     return 3 * 4 * work.groups * chunk * arch.vocab // parts + head
 
 
