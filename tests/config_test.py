@@ -68,7 +68,7 @@ def test_the_command_line_sets_stop_strings_and_what_is_one_roles_own(monkeypatc
     arguments += ['--sampling.roles.tool.max-tokens', '40', '--evaluation.roles.plan.temperature', '0.5']
     monkeypatch.setattr('sys.argv', ['experiment', *arguments])
     asked = []
-    monkeypatch.setattr(cli, 'train', lambda experiment, resume: asked.append(experiment))
+    monkeypatch.setattr(cli, 'train', lambda experiment, *more: asked.append(experiment))
     monkeypatch.setattr(cli, 'keep_memory', lambda: None)
     cli.main(Experiment(), None)
     (experiment,) = asked
