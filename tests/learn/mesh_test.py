@@ -79,7 +79,7 @@ def test_fsdp_gathers_weights_and_never_activations():
     state, updater = learner((1, 8, 1), optax.identity())
     (batch,) = pack(rows(), Packing(0, 16), 0)[0]
     zeros = updater._zeros(state.params)
-    lowered = updater._gradients.lower(zeros, state, batch, jax.tree.map(np.float32, Knobs(1.0)))
+    lowered = updater._gradients.lower(zeros, state, batch, jax.tree.map(np.float32, Knobs(1.0)), None)
     text = lowered.compile().as_text()
     gathered = [
         np.prod([*map(int, dims.split(','))]) for dims in re.findall(r'= \w+\[([\d,]+)\]\S* all-gather\(', text)

@@ -170,7 +170,7 @@ def wide_case(room: int, vocab: int = 49_152):
     state = LearnerState(jnp.int32(0), params, None, jnp.float32(0.05), None)
     names = ('ratio', 'clip_share', 'ppo_kl', 'entropy', 'kl', 'tokens', 'loss')
     zeros = Accumulated(jax.tree.map(jnp.zeros_like, params), dict.fromkeys(names, jnp.float32(0)))
-    given = (zeros, state, one_step(rows(8), 8)[0], Knobs(*map(jnp.float32, Knobs(1.0))))
+    given = (zeros, state, one_step(rows(8), 8)[0], Knobs(*map(jnp.float32, Knobs(1.0))), None)
     return jax.jit(make_gradients(module, SURROGATE, room)).lower(*given).compile(), given
 
 
