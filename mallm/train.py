@@ -1,105 +1,31 @@
 """The one place where everything meets: play, credit, route, pack, learn, load, log, evaluate, save."""
 
-import dataclasses
-import itertools
-import pathlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from mallm import hosts, rng
-from mallm.algo import Algorithm, losses
-from mallm.config import describe
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT
 from mallm.evaluate import Evaluation, evaluate, mean, played, replay_of, summarise
 from mallm.experiment import Experiment
 from mallm.folder import commit, folder_and_step
-from mallm.guard import NO_GUARD, Guard, NoGuard, guarded
-from mallm.io.base import restore_base, save_base
-from mallm.io.checkpoint import Checkpoints
-from mallm.io.log import Silent, Sink
+from mallm.guard import guarded
+from mallm.io.base import save_base
 from mallm.io.report import write_report
-from mallm.learn.pack import Row, demonstration, pack, rows_of
-from mallm.learn.pool import Pool
+from mallm.learn.pack import pack, rows_of
 from mallm.learn.route import answer_metrics, dead_shares, route
-from mallm.learn.state import LearnerState, with_reference
-from mallm.learn.update import Knobs, Updater
-from mallm.policies import make_policies, within_context
+from mallm.learn.update import Knobs
 from mallm.rollout import tree
-from mallm.rollout.chat import Tokenizer, prompt_for
-from mallm.rollout.jax_engine import JaxEngine
+from mallm.run import Run, build, load, restore, save
 from mallm.types import Credited, Trajectory
+from mallm.warm import warm_start
 
 
 class TooManyFaultsError(RuntimeError):
     """More episodes of a step or of an evaluation failed than `sampling.max_fault_share` allows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The living parts of an experiment. Pools, engine, sink and checkpoints are the only stateful objects."""
-
-    experiment: Experiment
-    algorithm: Algorithm
-    tokenizer: Tokenizer
-    engine: JaxEngine
-    pools: Mapping[str, Pool]
-    base: Pool | None
-    updater: Updater
-    cloner: Updater
-    sink: Sink | Silent
-    guard: Guard | NoGuard
-    checkpoints: Checkpoints
-    folder: pathlib.Path
-
-    @property
-    def frozen(self) -> Any:
-        """The parameters that every pool adapts, or None where each pool has all its own."""
-        return self.base.state.params if self.base else None
-
-    def stage(self, cast: Mapping[str, str], temperature: float | None = None) -> tree.Stage:
-        return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
-
-
-def build(
-    experiment: Experiment,
-    folder: pathlib.Path,
-    resume_at: int | None,
-    guard: Guard | NoGuard = NO_GUARD,
-) -> Run:
-    """Makes every part."""
-    root, algorithm, p = jax.random.key(experiment.seed), experiment.algorithm.build(), make_policies(experiment)
-    experiment = within_context(experiment, p.module.arch)
-    make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
-        module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
-        entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
-    )  # fmt: skip
-    run = Run(
-        experiment,
-        algorithm,
-        p.tokenizer,
-        JaxEngine(p.module, p.tokenizer, root),
-        p.pools,
-        p.base,
-        make_updater(p.module, p.shardings, algorithm.objective),
-        make_updater(p.whole, p.whole_shardings, losses.reinforce),
-        sink_of(experiment, folder, resume_at),
-        guard,
-        Checkpoints(folder),
-        folder,
-    )
-    load(run, 0, base=True)
-    return run
-
-
-def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:
-    """Process 0 writes."""
-    if jax.process_index():
-        return Silent()
-    return Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at)
 
 
 def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts = hosts.ALONE) -> Mapping[str, Any]:
@@ -187,14 +113,6 @@ def refuse_too_many_faults(experiment: Experiment, played: Sequence[Trajectory],
         )
 
 
-def load(run: Run, version: int, *, base: bool = False) -> None:
-    """The engine samples from what the learner holds now; from another `base` too, where that has changed."""
-    if base:
-        run.engine.load_base(hosts.local(run.frozen))
-    for name, pool in run.pools.items():
-        run.engine.load(name, hosts.local(pool.state.params), version)
-
-
 def share_done(experiment: Experiment, step: int, progress: Mapping[str, Any]) -> float:
     """How far the run is, 0 to 1: by steps, or by the training steps' processor time where that is the budget."""
     if experiment.cpu_minutes:
@@ -233,72 +151,6 @@ def rollout_metrics(
         'tokens_per_s': engine['tokens_sampled'] / max(1e-9, engine['seconds/sample']),
         'compiles': engine['compiles/sample'] + run.updater.compiles,
     }
-
-
-def warm_start(run: Run) -> None:
-    """Supervised training of every role from demonstrations that need no solver: a weak beginner, not an expert.
-
-    It trains each pool, or in their place the one base that they adapt, which is frozen from then on.
-    """
-    settings = run.experiment.warm_start
-    seeds = itertools.count()
-    started = time.process_time()
-    for step in itertools.count():
-        run.guard.at(step, 'warm start')
-        spent = hosts.agreed((time.process_time() - started) / 60)
-        done = spent / settings.cpu_minutes if settings.cpu_minutes else step / max(1, settings.steps)
-        if done >= 1 or not settings.steps:
-            break
-        for pool in sorted(beginners(run)):
-            rows = demonstrations(run, pool, seeds)
-            learned = clone(run, pool, rows, settings.rate * (1 - done), seed=step)
-            run.sink.write('warm_start', step, {f'loss/{pool}': learned['loss'], f'entropy/{pool}': learned['entropy']})
-    for learner in run.pools.values():
-        state = restarted(learner.state)
-        learner.state = with_reference(state) if run.experiment.algorithm.kl > 0 else state
-    if run.base:
-        run.base.state = dataclasses.replace(run.base.state, moments=None)
-    load(run, 0, base=True)
-
-
-def beginners(run: Run) -> Mapping[str, Pool]:
-    """What the warm start trains."""
-    return {run.base.name: run.base} if run.base else run.pools
-
-
-def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
-    """One supervised step's rows for the roles that a pool plays."""
-    experiment = run.experiment
-    wanted, rows, limits = experiment.warm_start.rows, [], experiment.sampler().roles
-    for _ in range(1000 * wanted):
-        seed = rng.seed_for(experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
-        rows += [
-            demonstration(
-                prompt_for(d.role, d.messages, run.tokenizer),
-                (*run.tokenizer.encode(d.text), run.tokenizer.end)[: limits[d.role].max_tokens],
-            )
-            for d in experiment.task.demonstrations(seed)
-            if run.base or experiment.pools[d.role] == pool
-        ]
-        if len(rows) >= wanted:
-            return rows
-    raise ValueError(
-        f'{1000 * wanted} seeds gave {len(rows)} of {wanted} demonstrations for pool {pool!r}: widen the task, or skip '
-        'the warm start with warm_start.steps=0'
-    )
-
-
-def clone(run: Run, pool: str, rows: Sequence[Row], rate: float, seed: int) -> dict[str, float]:
-    """One supervised step on given rows; with `learn.pack.demonstration` it takes a user's own transcripts."""
-    packing = dataclasses.replace(run.experiment.packing(), step_groups=0)
-    return beginners(run)[pool].learn(run.cloner, pack(rows, packing, seed), Knobs(rate, exploration=0.0))
-
-
-def restarted(state: LearnerState) -> LearnerState:
-    """The same parameters with a fresh optimiser: what the warm start learned is kept, how it learned is not."""
-    return dataclasses.replace(
-        state, updates=state.updates * 0, moments=jax.tree.map(lambda moment: moment * 0, state.moments)
-    )
 
 
 def watch(run: Run, step: int) -> None:
@@ -346,28 +198,3 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
         swapped = dict(zip(run.experiment.pools, reversed(run.experiment.pools.values()), strict=True))
         result['swapped'] = examine(run, splits[0], step, settings.report_boards, 0.0, swapped).success
     return result
-
-
-def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
-    """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
-    run.guard.at(step, 'save')
-    run.sink.mark(step)
-    run.checkpoints.save(step, {name: savable(pool.state) for name, pool in run.pools.items()}, dict(progress))
-
-
-def savable(state: LearnerState) -> dict[str, Any]:
-    parts = {name: vars(state)[name] for name in ('updates', 'params', 'moments', 'entropy_coefficient', 'reference')}
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
-    """Puts a checkpoint into the pools, on whatever mesh this run has."""
-    like = {name: savable(pool.state) for name, pool in run.pools.items()}
-    arrays, progress = run.checkpoints.restore(step, like)
-    for name, pool in run.pools.items():
-        pool.state = dataclasses.replace(pool.state, **arrays[name])
-    if run.base and run.experiment.warm_start.steps:  # else it is what it was made, or read, as
-        base = restore_base(run.folder, run.frozen)
-        run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
-    load(run, step, base=True)
-    return step, progress

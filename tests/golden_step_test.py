@@ -29,8 +29,10 @@ from mallm.experiment import (
 from mallm.learn.pack import pack, rows_of
 from mallm.learn.pool import Pool
 from mallm.learn.route import dead_shares, route
-from mallm.train import Run, TooManyFaultsError, build, knobs, play, refuse_too_many_faults, train_step, warm_start
+from mallm.run import Run, build
+from mallm.train import TooManyFaultsError, knobs, play, refuse_too_many_faults, train_step
 from mallm.types import Credited, Trajectory
+from mallm.warm import warm_start
 
 EXPERIMENT = Experiment(
     pools={'tool': 'left', 'plan': 'right'},

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from mallm import run as parts
 from mallm import train
 from mallm.experiment import (
     AlgorithmSettings,
@@ -49,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
     whole, cut = (dataclasses.replace(EXPERIMENT, runs=str(tmp_path_factory.mktemp(name))) for name in ('whole', 'cut'))
     step = train.train_step
 
-    def until_2(run: train.Run, at: int, done: float) -> None:
+    def until_2(run: parts.Run, at: int, done: float) -> None:
         if at == 2:
             raise CutError
         step(run, at, done)
@@ -66,17 +67,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
 
 
 @pytest.fixture(scope='module')
-def read(runs, tmp_path_factory) -> list[train.Run]:
+def read(runs, tmp_path_factory) -> list[parts.Run]:
     """A run that was just born, and both runs as read back from their folders."""
     *_, whole, cut = runs
-    built = train.build(EXPERIMENT, tmp_path_factory.mktemp('read') / 'run', None)
+    built = parts.build(EXPERIMENT, tmp_path_factory.mktemp('read') / 'run', None)
     built.sink.close()
     read = [built]
     for folder in (whole, cut):
         pools = {name: type(pool)(name, pool.state) for name, pool in built.pools.items()}
         base = type(built.base)('base', built.base.state)
         run = dataclasses.replace(built, pools=pools, base=base, checkpoints=Checkpoints(folder), folder=folder)
-        assert train.restore(run, 3)[0] == 3
+        assert parts.restore(run, 3)[0] == 3
         read.append(run)
     return read
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from mallm import run as parts
 from mallm import train
 from mallm.envs.arithmetic import ArithmeticTask, ArithmeticTeam
 from mallm.experiment import (
@@ -86,9 +87,9 @@ def test_it_runs_to_its_summary_and_no_copy_of_the_base_is_stored(ran):
 def test_adapters_were_trained_over_the_very_weights_of_the_checkpoint(ran, source):
     asked, _ = ran
     folder = pathlib.Path(asked.runs) / asked.folder_name
-    run = train.build(asked, folder, 2)
+    run = parts.build(asked, folder, 2)
     born = {name: jax.device_get(pool.state.params) for name, pool in run.pools.items()}
-    train.restore(run, 2)
+    parts.restore(run, 2)
     _, weights = hf.load(source)
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(run.frozen), jax.device_get(weights)))
     moved = [

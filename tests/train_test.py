@@ -38,7 +38,7 @@ def run(runs: pathlib.Path, *extra: str) -> dict:
 def saved_arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Every array of the newest checkpoint, by its place in the file tree of a fresh restore."""
     from mallm.experiment import Experiment, ModelSettings
-    from mallm.train import build, restore
+    from mallm.run import build, restore
 
     settings = ModelSettings(width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32)
     built = build(Experiment(model=settings, wandb='disabled'), folder.with_name(folder.name + '-read'), None)

@@ -1,0 +1,121 @@
+"""The living parts of a run: how they are made, how the engine gets new weights, what a checkpoint holds."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from mallm import hosts
+from mallm.algo import Algorithm, losses
+from mallm.config import describe
+from mallm.experiment import Experiment
+from mallm.guard import NO_GUARD, Guard, NoGuard
+from mallm.io.base import restore_base
+from mallm.io.checkpoint import Checkpoints
+from mallm.io.log import Silent, Sink
+from mallm.learn.pool import Pool
+from mallm.learn.state import LearnerState
+from mallm.learn.update import Updater
+from mallm.policies import make_policies, within_context
+from mallm.rollout import tree
+from mallm.rollout.chat import Tokenizer
+from mallm.rollout.jax_engine import JaxEngine
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The living parts of an experiment. Pools, engine, sink and checkpoints are the only stateful objects."""
+
+    experiment: Experiment
+    algorithm: Algorithm
+    tokenizer: Tokenizer
+    engine: JaxEngine
+    pools: Mapping[str, Pool]
+    base: Pool | None
+    updater: Updater
+    cloner: Updater
+    sink: Sink | Silent
+    guard: Guard | NoGuard
+    checkpoints: Checkpoints
+    folder: pathlib.Path
+
+    @property
+    def frozen(self) -> Any:
+        """The parameters that every pool adapts, or None where each pool has all its own."""
+        return self.base.state.params if self.base else None
+
+    def stage(self, cast: Mapping[str, str], temperature: float | None = None) -> tree.Stage:
+        return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
+
+
+def build(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    resume_at: int | None,
+    guard: Guard | NoGuard = NO_GUARD,
+) -> Run:
+    """Makes every part."""
+    root, algorithm, p = jax.random.key(experiment.seed), experiment.algorithm.build(), make_policies(experiment)
+    experiment = within_context(experiment, p.module.arch)
+    make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
+        module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
+        entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
+    )  # fmt: skip
+    run = Run(
+        experiment,
+        algorithm,
+        p.tokenizer,
+        JaxEngine(p.module, p.tokenizer, root),
+        p.pools,
+        p.base,
+        make_updater(p.module, p.shardings, algorithm.objective),
+        make_updater(p.whole, p.whole_shardings, losses.reinforce),
+        sink_of(experiment, folder, resume_at),
+        guard,
+        Checkpoints(folder),
+        folder,
+    )
+    load(run, 0, base=True)
+    return run
+
+
+def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:
+    """Process 0 writes."""
+    if jax.process_index():
+        return Silent()
+    return Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at)
+
+
+def load(run: Run, version: int, *, base: bool = False) -> None:
+    """The engine samples from what the learner holds now; from another `base` too, where that has changed."""
+    if base:
+        run.engine.load_base(hosts.local(run.frozen))
+    for name, pool in run.pools.items():
+        run.engine.load(name, hosts.local(pool.state.params), version)
+
+
+def save(run: Run, step: int, progress: Mapping[str, Any]) -> None:
+    """Everything a resumed run needs, in one atomic step. All randomness follows from (seed, step)."""
+    run.guard.at(step, 'save')
+    run.sink.mark(step)
+    run.checkpoints.save(step, {name: savable(pool.state) for name, pool in run.pools.items()}, dict(progress))
+
+
+def savable(state: LearnerState) -> dict[str, Any]:
+    parts = {name: vars(state)[name] for name in ('updates', 'params', 'moments', 'entropy_coefficient', 'reference')}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
+    """Puts a checkpoint into the pools, on whatever mesh this run has."""
+    like = {name: savable(pool.state) for name, pool in run.pools.items()}
+    arrays, progress = run.checkpoints.restore(step, like)
+    for name, pool in run.pools.items():
+        pool.state = dataclasses.replace(pool.state, **arrays[name])
+    if run.base and run.experiment.warm_start.steps:  # else it is what it was made, or read, as
+        base = restore_base(run.folder, run.frozen)
+        run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
+    load(run, step, base=True)
+    return step, progress
