@@ -239,7 +239,7 @@ def test_answers_older_than_allowed_end_the_run():
     refuse_stale(run, 5, [answered(4, 5)])
     refuse_stale(run, 5, [])
     with pytest.raises(
-        StaleAnswersError, match='step 5: an answer is of weights 2 updates old, and overlap.staleness=1'
+        StaleAnswersError, match=r'step 5: an answer is of weights 2 updates old, and overlap.staleness=1'
     ):
         refuse_stale(run, 5, [answered(5, 3)])
 
@@ -284,6 +284,7 @@ def afresh(run: Run, at: int = 0, **overlap: Any) -> Run:
     experiment = dataclasses.replace(run.experiment, overlap=OverlapSettings(**overlap))
     run = dataclasses.replace(run, experiment=experiment, sink=Kept())
     restore(run, at)
+    run.engine.metrics()  # what it counted before
     return run
 
 
