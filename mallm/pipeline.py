@@ -36,7 +36,7 @@ class Rollout:
     Attributes:
       trajectories: all of them, faulty ones too.
       seconds: how long they were played.
-      waited: how many of these seconds the learner had nothing to do.
+      waited: how long the learner had nothing to do but wait.
       counts: what the engine counted, where another rollout has begun since; else it still has to be asked.
     """
 
@@ -53,8 +53,11 @@ class Rollouts(Protocol):
         """The episodes of a step."""
         ...
 
-    def load(self, version: int) -> None:
-        """Tells that the learner has done `version` steps: whatever is played from now on is to use what it learned."""
+    def load(self, version: int) -> float:
+        """Tells that the learner has done `version` steps: whatever is played from now on is to use what it learned.
+
+        Returns the seconds that the learner had to wait for it.
+        """
         ...
 
 
@@ -67,8 +70,9 @@ class InTurn:
     def take(self, step: int) -> Rollout:
         return rollout(self._run, self._play, step, tree.NOBODY)
 
-    def load(self, version: int) -> None:
+    def load(self, version: int) -> float:
         load(self._run, version)
+        return 0.0
 
 
 class Ahead:
@@ -98,12 +102,15 @@ class Ahead:
         self._start(range(step + 1, self._until(step)), step, weights)
         return dataclasses.replace(taken, waited=waited)
 
-    def load(self, version: int) -> None:
+    def load(self, version: int) -> float:
         """Where the run pauses, to evaluate, say, the rollouts under way end and the engine gets the newest weights."""
-        self._version = version
-        if pauses(self._run, version):
-            futures.wait(self._queued.values())
-            load(self._run, version)
+        self._version, started = version, time.perf_counter()
+        if not pauses(self._run, version):
+            return 0.0
+        futures.wait(self._queued.values())
+        waited = time.perf_counter() - started
+        load(self._run, version)
+        return waited
 
     def close(self) -> None:
         """Ends what is still under way; nobody will need it."""

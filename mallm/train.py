@@ -87,16 +87,16 @@ def train_step(run: Run, step: int, done: float, rollouts: Rollouts | None = Non
     for pool, live in sorted(route(credited, learning_roles).items()):
         seed = rng.seed_for(experiment.seed, rng.SHUFFLE, step, rng.number_of(pool))
         steps = pack(rows_of(live, temperatures, experiment.keep()), experiment.packing(), seed)
-        corrected = {}
         if experiment.algorithm.old_policy == 'learner':
             state = run.pools[pool].state
             steps = [[run.updater.rescored(state, batch, run.frozen) for batch in micros] for micros in steps]
-        if experiment.overlap.staleness:
-            corrected = importance([batch for micros in steps for batch in micros], experiment.algorithm.truncate)
+        weights = importance(steps, experiment.algorithm.truncate) if experiment.overlap.staleness else {}
         learned = run.pools[pool].learn(run.updater, steps, knobs(experiment, step, done, pool), run.frozen)
-        run.sink.write(f'update/{pool}', step, learned | corrected)
-    rollouts.load(step + 1)
-    run.sink.write('rollout', step, rollout_metrics(run, step, rollout, credited, time.perf_counter() - taken_at))
+        run.sink.write(f'update/{pool}', step, learned | weights)
+    paused = rollouts.load(step + 1)
+    rollout = dataclasses.replace(rollout, waited=rollout.waited + paused)
+    seconds = time.perf_counter() - taken_at - paused
+    run.sink.write('rollout', step, rollout_metrics(run, step, rollout, credited, seconds))
 
 
 def early_step(run: Run, step: int, done: float) -> None:

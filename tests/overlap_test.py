@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from mallm.cli import smoke
 from mallm.experiment import AlgorithmSettings, Experiment, LearningSettings, ModelSettings
 from mallm.overlap import OverlapSettings
 
@@ -20,6 +21,11 @@ def test_what_goes_together_is_taken():
     assert Experiment(overlap=AHEAD, algorithm=CORRECTED).overlap.on
     assert Experiment(overlap=EARLY, learning=ONE_STEP).overlap.on
     assert Experiment(overlap=AHEAD, algorithm=CORRECTED, learning=ONE_STEP).overlap.on
+
+
+def test_the_smallest_form_of_an_experiment_overlaps_as_the_experiment_does():
+    assert smoke(Experiment(overlap=EARLY, learning=ONE_STEP)).overlap == EARLY
+    assert smoke(Experiment(overlap=AHEAD, algorithm=CORRECTED)).learning.step_groups == 8
 
 
 @pytest.mark.parametrize(

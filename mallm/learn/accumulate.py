@@ -54,11 +54,13 @@ class Lesson:
         self._left = time.perf_counter()
 
     def finish(self) -> dict[str, float]:
-        """Learns from what still waits and takes the optimiser step; returns its metrics.
+        """Learns from what still waits and takes the optimiser step; returns its metrics. Without rows there is none.
 
         Raises:
           NonFiniteUpdateError: a loss or gradient norm is inf or NaN.
         """
+        if not self._rows:
+            return self._pool.learn(self._updater, [], self._knobs)
         self._idle += time.perf_counter() - self._left
         for shape in sorted(self._waiting):
             self._learn(shape)

@@ -121,13 +121,14 @@ def divided(accumulated: Accumulated, divisor: jax.Array) -> Accumulated:
     return Accumulated(gradients, accumulated.sums | {'loss': accumulated.sums['loss'] / divisor})
 
 
-def importance(batches: Sequence[Batch], cap: float) -> dict[str, float]:
-    """How far the learner's policy is from the sampler's, on the trained tokens of rescored batches.
+def importance(steps: Sequence[Sequence[Batch]], cap: float) -> dict[str, float]:
+    """How far the learner's policy is from the sampler's, on the trained tokens of rescored optimiser steps.
 
     Returns:
       'importance', the mean of the weights before they are cut (1 in expectation), and 'importance_cut', the share of
       tokens whose weight the cap cuts; nothing where no token is trained on.
     """
+    batches = [batch for micros in steps for batch in micros]
     trained = [np.asarray(batch.mask_GKS) > 0 for batch in batches]
     new, old = (
         np.concatenate([np.zeros(0), *(np.asarray(logp)[mask] for logp, mask in zip(logps, trained, strict=True))])

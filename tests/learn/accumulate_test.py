@@ -69,6 +69,13 @@ def test_nothing_moves_before_the_last_row_is_in(plain):
     assert int(pool.state.updates) == 1
 
 
+def test_a_lesson_without_rows_takes_no_step(plain):
+    """As when every answer is left out of the loss: an optimiser with moments would move without any gradient."""
+    pool = Pool('shared', plain.copy())
+    assert Lesson(pool, plain.updater, Packing(0, 2), KNOBS).finish() == {'optimiser_steps': 0.0}
+    assert int(pool.state.updates) == 0
+
+
 def test_a_lesson_of_several_optimiser_steps_is_refused(plain):
     with pytest.raises(ValueError, match='step_groups=4: a lesson is one optimiser step; use 0'):
         Lesson(Pool('shared', plain.state), plain.updater, Packing(4, 2), KNOBS)
@@ -78,6 +85,6 @@ def test_importance_weights_are_those_of_hand_arithmetic():
     """Two trained tokens: e^(-1 - -2) = e and e^(-2 - -1) = 1 / e; their mean, and one of two above a cap of 2."""
     ((batch,),) = pack([Row((5,), ((7, 8),), ((-2.0, -1.0),), (1.0,))], Packing(0, 1), 0)
     old = np.where(batch.mask_GKS > 0, -3.0 - batch.sampler_logps_GKS, 99.0)  # what is masked may hold anything
-    told = importance([dataclasses.replace(batch, old_logps_GKS=jax.numpy.asarray(old))], cap=2.0)
+    told = importance([[dataclasses.replace(batch, old_logps_GKS=jax.numpy.asarray(old))]], cap=2.0)
     assert told == pytest.approx({'importance': (math.e + 1 / math.e) / 2, 'importance_cut': 0.5})
     assert importance([], cap=2.0) == {}
