@@ -162,8 +162,10 @@ def overlapped(run: Run, play: Play) -> Iterator[Rollouts]:
 class AsTheyEnd:
     """One step's episodes, each environment's as soon as the last of its siblings has ended (early backward).
 
-    Use it in a `with`, and iterate over it. An environment is the least that can be credited: a fault later in an
-    episode spoils what was played before, and siblings without a tree are compared with each other.
+    Use it in a `with`, and iterate over it. What was played without telling the witness comes at the end.
+
+    An environment is the least that can be credited: a fault later in an episode spoils what was played before, and
+    siblings without a tree are compared with each other.
     """
 
     def __init__(self, run: Run, play: Play, step: int) -> None:
@@ -182,7 +184,11 @@ class AsTheyEnd:
             siblings.append(trajectory)
             if len(siblings) == self._siblings:
                 yield sorted(siblings, key=lambda sibling: sibling.sibling)
-        self._rollout.result()  # raises what broke in there
+        unheard: dict[int, list[Trajectory]] = defaultdict(list)
+        for trajectory in self._rollout.result().trajectories:  # raises what broke in there
+            if trajectory.env not in together:
+                unheard[trajectory.env].append(trajectory)
+        yield from unheard.values()
 
     def whole(self) -> Rollout:
         """The step's episodes in their usual order."""

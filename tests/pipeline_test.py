@@ -96,6 +96,23 @@ def test_every_rollout_has_the_weights_that_its_step_says_and_keeps_them_through
     assert run.engine.holds == (10.0, 10)
 
 
+def test_a_run_that_ends_before_its_last_step_leaves_the_engine_what_was_learned():
+    """As a budget of processor time does: the rollout under way is dropped, and the report is of the newest weights."""
+    run, ended = bare_run(1, save_every=100), threading.Event()
+
+    def play(run, step, cast, witness):
+        assert step < 3 or ended.wait(PATIENCE_S)
+        return [EMPTY]
+
+    with overlapped(run, play) as rollouts:
+        for step in range(3):
+            rollouts.take(step)
+            update(run)
+            rollouts.load(step + 1)
+        ended.set()
+    assert run.engine.holds == (3.0, 3)
+
+
 def test_the_next_rollout_runs_while_the_learner_computes():
     """Learning step n waits until the rollout of n + 1 has begun, and that waits until step n is being learned."""
     run = bare_run(1)
@@ -217,6 +234,16 @@ def test_an_environment_is_learned_from_as_soon_as_its_last_sibling_ends_and_bef
             handed_over.set()
         assert [t.env for t in episodes.whole().trajectories] == [i // siblings for i in range(2 * siblings)]
     assert order == [0, 1]
+
+
+def test_episodes_that_nobody_told_of_are_handed_over_at_the_end():
+    """As a way to play that knows no witness would have it: nothing is lost, and nothing is earlier either."""
+
+    def play(run, step, cast, witness):
+        return [dataclasses.replace(EMPTY, env=env) for env in range(3)]
+
+    with AsTheyEnd(bare_run(0), play, 0) as episodes:
+        assert [[trajectory.env for trajectory in ended] for ended in episodes] == [[0], [1], [2]]
 
 
 def test_what_breaks_while_episodes_are_handed_over_is_raised_too():
