@@ -138,7 +138,8 @@ class Ahead:
         return weights
 
     def _rollout(self, step: int, version: int, weights: Mapping[str, Any]) -> Rollout:
-        """One rollout, in the sampler's thread."""
+        """One rollout, in the sampler's thread. What evaluations counted before it is not its own."""
+        self._run.engine.metrics()
         for name, params in weights.items():
             self._run.engine.load(name, params, version)
         played = rollout(self._run, self._play, step, self._brake)
