@@ -294,11 +294,11 @@ class Experiment:
       steps: training steps; each plays `sampling.envs` episodes and learns from them.
       cpu_minutes: stop when training has used this much processor time, for comparisons at equal cost; 0 for no limit.
       pools: which policy plays and trains each role; roles that name the same pool share all parameters.
-      rollout_workers: Ray actors that play for each learner process; 0 plays inside it. Needs the extra 'ray'.
-      worker: what such an actor may take, and when it is given up.
       save_every: steps between checkpoints.
       runs: folder of the run folders.
       wandb: 'auto' is online when logged in and offline otherwise.
+      rollout_workers: Ray actors that play for each learner process; 0 plays inside it. Needs the extra 'ray'.
+      worker: what such an actor may take, and when it is given up.
     """
 
     name: str = 'run'
@@ -313,15 +313,14 @@ class Experiment:
     learning: LearningSettings = LearningSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    rollout_workers: int = 0
-    worker: WorkerSettings = WorkerSettings()
     save_every: int = 25
     runs: str = 'runs'
     wandb: Literal['auto', 'offline', 'online', 'disabled'] = 'auto'
+    rollout_workers: int = 0
+    worker: WorkerSettings = WorkerSettings()
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, 'steps', self.steps, 'a run has 0 or more steps')
-        require(self.rollout_workers >= 0, 'rollout_workers', self.rollout_workers, 'must be 0 (play here) or positive')
         require(self.save_every >= 1, 'save_every', self.save_every, 'steps between checkpoints, at least 1')
         require(
             set(self.pools) == set(self.task.team), 'pools', self.pools,
@@ -347,6 +346,7 @@ class Experiment:
         require(
             'base' not in self.pools.values(), 'pools', self.pools, "'base' is what adapters adapt; rename the pool"
         )
+        require(self.rollout_workers >= 0, 'rollout_workers', self.rollout_workers, 'must be 0 (play here) or positive')
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,
