@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 import tyro
@@ -67,10 +68,15 @@ def keep_memory() -> None:
         mallopt(option, value)
 
 
+def arguments(config: Experiment, description: str | None, words: Sequence[str] | None = None) -> Arguments:
+    """What a command line (this process's own, unless given) makes of `config`."""
+    return tyro.cli(Arguments, args=words, default=Arguments(with_roles(config)), description=description)
+
+
 def main(config: Experiment, description: str | None) -> None:
     """Parses the command line over `config` and trains."""
-    arguments = tyro.cli(Arguments, default=Arguments(with_roles(config)), description=description)
-    experiment = smoke(arguments.experiment) if arguments.smoke else arguments.experiment
+    given = arguments(config, description)
+    experiment = smoke(given.experiment) if given.smoke else given.experiment
     keep_memory()
-    join(arguments.hosts)
-    train(experiment, arguments.resume or None, arguments.hosts)
+    join(given.hosts)
+    train(experiment, given.resume or None, given.hosts)

@@ -14,6 +14,7 @@ from mallm.models.lora import TARGETS, Lora
 from mallm.overlap import OverlapSettings
 from mallm.rollout import tree
 from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
+from mallm.rollout.workers import WorkerSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +293,8 @@ class Experiment:
       save_every: steps between checkpoints.
       runs: folder of the run folders.
       wandb: 'auto' is online when logged in and offline otherwise.
+      rollout_workers: Ray actors that play for each learner process; 0 plays inside it. Needs the extra 'ray'.
+      worker: what such an actor may take, and when it is given up.
     """
 
     name: str = 'run'
@@ -310,6 +313,8 @@ class Experiment:
     save_every: int = 25
     runs: str = 'runs'
     wandb: Literal['auto', 'offline', 'online', 'disabled'] = 'auto'
+    rollout_workers: int = 0
+    worker: WorkerSettings = WorkerSettings()
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, 'steps', self.steps, 'a run has 0 or more steps')
@@ -338,6 +343,7 @@ class Experiment:
         require(
             'base' not in self.pools.values(), 'pools', self.pools, "'base' is what adapters adapt; rename the pool"
         )
+        require(self.rollout_workers >= 0, 'rollout_workers', self.rollout_workers, 'must be 0 (play here) or positive')
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,

@@ -14,7 +14,7 @@ from mallm.evaluate import Evaluation, evaluate, mean, played, replay_of, summar
 from mallm.experiment import Experiment
 from mallm.folder import commit, folder_and_step
 from mallm.guard import guarded
-from mallm.io.base import save_base
+from mallm.io.base import fingerprint, save_base
 from mallm.io.report import write_report
 from mallm.learn.accumulate import Lesson
 from mallm.learn.pack import pack, rows_of
@@ -22,6 +22,7 @@ from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.update import Knobs, importance
 from mallm.pipeline import AsTheyEnd, InTurn, Rollout, Rollouts, overlapped, refuse_stale, staleness
 from mallm.rollout import tree
+from mallm.rollout.workers import Seeded
 from mallm.run import Run, build, load, restore, save
 from mallm.types import Credited, Trajectory
 from mallm.warm import warm_start
@@ -59,7 +60,7 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         run.sink.summary(summary)
     if jax.process_index() == 0:
         write_report(folder)
-    run.checkpoints.close()
+    run.close()
     return summary
 
 
@@ -70,7 +71,8 @@ def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
         save_base(run.folder, run.frozen)
     if run.experiment.evaluation.every:
         watch(run, 0)
-    return 0, {'commit': code, 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
+    progress = {'commit': code, 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
+    return 0, progress | ({'base': fingerprint(run.frozen)} if run.base else {})
 
 
 def train_step(run: Run, step: int, done: float, rollouts: Rollouts | None = None) -> None:
@@ -129,7 +131,7 @@ def play(run: Run, step: int, cast: Mapping[str, str], witness: tree.Witness = t
     """Plays the step's environments, all at once; every process plays its share and gets them all."""
     experiment = run.experiment
     worlds = [
-        experiment.task.train(rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40))
+        Seeded(experiment.task, rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40))
         for env in range(experiment.sampling.envs)
     ]
     sample = {'tree': tree.play_tree, 'parallel': tree.play_parallel}[experiment.sampling.mode]
