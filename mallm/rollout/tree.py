@@ -69,7 +69,7 @@ class Place:
 
 
 class Witness(Protocol):
-    """Is told when an episode begins and ends, in the event loop that plays it."""
+    """Is told when an episode begins, in the task that plays it, and when it has ended."""
 
     def began(self) -> None: ...
 
