@@ -6,7 +6,7 @@ undone.
 
 import abc
 import dataclasses
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from mallm.types import Message, Reward
 
@@ -72,9 +72,21 @@ class Task(abc.ABC):
 
     Attributes:
       team: the roles in acting order.
+      instance_name: what one world is called in reports (a board, a story).
+      difficulty_name: what `difficulty` counts.
+      floor_name: what plays for `floor`.
     """
 
+    instance_name: ClassVar[str] = 'instance'
+    difficulty_name: ClassVar[str] = 'difficulty'
+    floor_name: ClassVar[str] = 'chance'
+
     team: tuple[str, ...]
+
+    @classmethod
+    def words(cls) -> dict[str, str]:
+        """What reports call things, by what the summary calls them."""
+        return {'instance': cls.instance_name, 'difficulty': cls.difficulty_name, 'floor': cls.floor_name}
 
     @abc.abstractmethod
     def train(self, seed: int) -> World:

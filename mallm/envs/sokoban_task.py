@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mallm.envs import sokoban
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
@@ -27,6 +27,10 @@ class SokobanTask(Task):
       moves: most moves executed in one turn.
       pushes: most pushes of a program that are run.
     """
+
+    instance_name: ClassVar[str] = 'board'
+    difficulty_name: ClassVar[str] = 'shortest solution'
+    floor_name: ClassVar[str] = 'random mover'
 
     team: tuple[str, ...] = ('tool', 'plan')
     size: int = 6

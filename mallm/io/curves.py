@@ -68,9 +68,8 @@ def series(rows: Sequence[Row], axis: str, metric: str, x: str) -> tuple[tuple[f
     return tuple(float(at) for at, _ in found), tuple(math.nan if value is None else float(value) for _, value in found)
 
 
-def panels(rows: Sequence[Row], *, x: str, random_success: float | None = None) -> tuple[Panel, ...]:
-    """The six plots of a run; one without lines says so itself."""
-    level = None if random_success is None else ('random mover', random_success)
+def panels(rows: Sequence[Row], *, x: str, level: tuple[str, float] | None = None) -> tuple[Panel, ...]:
+    """The six plots of a run; one without lines says so itself. `level` is what chance reaches, and its name."""
     return (
         Panel(
             'Held-out success',

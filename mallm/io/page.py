@@ -65,6 +65,7 @@ function make(tag, name, text) {
   if (text !== undefined) element.textContent = text;
   return element;
 }
+const wordsOf = replay => replay.words || {instance: 'instance', difficulty: 'shortest solution'};
 const turnsOf = replay => replay ? replay.turns.length : 0;
 const number = value => typeof value === 'number' ? (value >= 0 ? '+' : '') + value.toFixed(2) : 'none';
 const last = () => Math.max(...moments.map(([when]) => turnsOf(find(when, boards[state.board]))));
@@ -88,7 +89,8 @@ function pane(when, title) {
   box.appendChild(make('strong', '', title));
   if (!replay) { box.appendChild(make('p', 'dim', 'no replay of this instance')); return box; }
   const turns = turnsOf(replay), step = Math.min(state.step, turns);
-  const best = typeof replay.optimal === 'number' ? ' (shortest: ' + replay.optimal + ')' : '';
+  const words = wordsOf(replay), hard = replay.difficulty === undefined ? replay.optimal : replay.difficulty;
+  const best = typeof hard === 'number' ? ' (' + words.difficulty + ': ' + hard + ')' : '';
   const end = (replay.solved ? 'solved' : 'not solved') + ' after ' + turns + (turns === 1 ? ' turn' : ' turns');
   box.appendChild(make('div', replay.solved ? 'good' : 'bad', end + best));
   box.appendChild(make('div', 'dim', step ? 'after turn ' + step + ' of ' + turns : 'the start'));
@@ -115,8 +117,11 @@ function play() {
 }
 
 if (boards.length) {
-  boards.forEach((env, index) => { const option = make('option', '', 'instance ' + env); option.value = index;
-    at('board').appendChild(option); });
+  boards.forEach((env, index) => {
+    const option = make('option', '', wordsOf(find('before', env) || find('after', env)).instance + ' ' + env);
+    option.value = index;
+    at('board').appendChild(option);
+  });
   at('board').addEventListener('change', event => board(Number(event.target.value)));
   at('prev').addEventListener('click', () => go(state.step - 1));
   at('next').addEventListener('click', () => go(state.step + 1));
