@@ -64,8 +64,12 @@ def test_the_last_line_on_stdout_is_the_summary_that_is_also_stored(straight):
     folder, summary = straight
     assert summary == json.loads((folder / 'summary.json').read_text())
     wanted = {'run', 'seed', 'commit', 'minutes', 'cpu_minutes', 'success_before', 'success_after', 'strict_before',
-              'strict_after', 'random_mover', 'success_before_t1', 'strict_after_t1'}  # fmt: skip
+              'strict_after', 'random_mover', 'success_before_t1', 'strict_after_t1', 'words'}  # fmt: skip
     assert wanted <= summary.keys()
+    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    steps = [row['step_tokens'] for row in rows if row['axis'] == 'rollout']
+    assert summary['training_tokens'] == sum(steps) > 0, 'and evaluation is not counted'
+    assert 50 < summary['peak_rss_mib'] < 100_000
     assert (folder / 'report.html').stat().st_size > 10_000
     assert (folder / 'curves.png').stat().st_size > 1_000
 

@@ -28,7 +28,7 @@ h1 { font-size:1.5rem; margin:.2rem 0; overflow-wrap:anywhere; } h2 { font-size:
 .panes { grid-template-columns:repeat(auto-fit, minmax(min(100%, 380px), 1fr)); align-items:start; }
 .card { background:var(--card); border:1px solid var(--edge); border-radius:10px; padding:.8rem 1rem; min-width:0; }
 .card b { display:block; font-size:1.35rem; font-variant-numeric:tabular-nums; overflow-wrap:anywhere; }
-.curves img { width:100%; display:block; } .curves .card { padding:.4rem; }
+.curves img, .gallery img { width:100%; display:block; } .curves .card { padding:.4rem; }
 .bar { height:5px; border-radius:3px; background:var(--edge); margin-top:.4rem; position:relative; }
 .bar i { position:absolute; inset:0 auto 0 0; border-radius:3px; background:var(--accent); }
 .bar i.was { background:var(--dim); }

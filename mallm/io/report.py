@@ -7,13 +7,14 @@ there is listed. Files that are missing become a remark, never an error.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mallm.io import curves, files, page
+from mallm.io import curves, files, gallery, page
 from mallm.io.curves import compare
 from mallm.io.display import EARLY_STEPS, early_warnings
 
@@ -75,7 +76,8 @@ def write_report(folder: pathlib.Path, *, x: str = 'cpu_minutes') -> pathlib.Pat
     plots = curves.panels(run.rows, x=x, level=None if chance is None else (run.word('floor'), chance))
     overview = curves.figure(plots, curves.LIGHT, x=x, columns=3, title=run.name)
     (folder / files.CURVES).write_bytes(overview)
-    parts = (_headline(run), _remarks(run), _curves(plots, x), _by_length(run), _replays(run), _details(run))
+    pictures = _curves(plots, x) + _gallery(folder)
+    parts = (_headline(run), _remarks(run), pictures, _by_length(run), _replays(run), _details(run))
     out = folder / files.REPORT
     out.write_text(page.document(run.name, '\n'.join(filter(None, parts)), run.replays), encoding='utf-8')
     return out
@@ -171,6 +173,27 @@ def _curves(plots: Sequence[curves.Panel], x: str) -> str:
     how = '<p class="dim">Faint: every step. Strong: the moving mean over a fifteenth of the run.</p>'
     many = any(len(line.xs) > curves.SMOOTH_FROM for plot in plots for line in plot.lines)
     return f'<h2>Curves</h2>{how if many else ""}<div class="curves">{shown}</div>'
+
+
+def _gallery(folder: pathlib.Path) -> str:
+    """The run with the other seeds beside it, as the figures of a paper would show them, over all that it cost."""
+    runs = gallery.beside(folder)
+    group, n = {runs[0].group: runs}, len(runs)
+    over = [
+        (x, gallery.curve(group, 'success', x=x, title='Held-out success', y_label='solved', share=True))
+        for x in ('step', *gallery.COSTS)
+    ]
+    turns = gallery.curve(group, 'turns_to_solve', x='step', title='Turns to solve', y_label='turns')
+    shown = [(x, panel) for x, panel in [*over, ('step', turns)] if panel.lines]
+    if not shown:
+        return ''
+    draws = [functools.partial(curves.draw, panel, x=x) for x, panel in shown]
+    light, dark = (curves.picture(draws, theme, columns=2) for theme in (curves.LIGHT, curves.DARK))
+    how = (
+        f'mean ± standard error over {n} seeds found beside this run' if n > 1 else 'one seed; no other lies beside it'
+    )
+    head = f'<h2>Gallery</h2><p class="dim">Greedy, one path, against what it cost: {how}.</p>'
+    return f'{head}<div class="card gallery">{page.image(light, dark, "Gallery")}</div>'
 
 
 def _alone(plot: curves.Panel, theme: curves.Theme, x: str) -> bytes:
