@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from mallm.envs.shaping import OUTCOME
 from mallm.envs.sokoban import load_levels
-from mallm.envs.sokoban_team import OUTCOME, Rules, SokobanTeam
+from mallm.envs.sokoban_team import Rules, SokobanTeam
 from mallm.errors import EngineError
 from mallm.evaluate import Evaluation, evaluate, replay_of
 from mallm.rollout import tree
