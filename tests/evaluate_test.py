@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from mallm.envs.shaping import OUTCOME
 from mallm.envs.sokoban import load_levels
 from mallm.envs.sokoban_task import SokobanTask
-from mallm.envs.sokoban_team import OUTCOME, Rules, SokobanTeam
+from mallm.envs.sokoban_team import Rules, SokobanTeam
 from mallm.errors import EngineError
 from mallm.evaluate import Evaluation, evaluate, replay_of
 from mallm.rollout import tree
@@ -88,7 +89,7 @@ def test_no_two_boards_splits_or_steps_are_played_with_the_same_randomness():
 
 def test_a_replay_says_what_each_role_was_shown_and_wrote_and_shows_every_board():
     outcome = evaluated(Pusher(), [FAR], turns=3)
-    replay = replay_of(outcome.trajectories[0], 5, SokobanTask.words())
+    replay = replay_of(outcome.trajectories[0], 5, SokobanTask().words())
     assert (replay['solved'], replay['difficulty'], len(replay['frames']), len(replay['turns'])) == (True, 5, 4, 3)
     assert replay['words'] == {'instance': 'board', 'difficulty': 'shortest solution', 'floor': 'random mover'}
     (group,) = replay['turns'][2]['groups']

@@ -83,10 +83,9 @@ class Task(abc.ABC):
 
     team: tuple[str, ...]
 
-    @classmethod
-    def words(cls) -> dict[str, str]:
-        """What reports call things, by what the summary calls them."""
-        return {'instance': cls.instance_name, 'difficulty': cls.difficulty_name, 'floor': cls.floor_name}
+    def words(self) -> dict[str, str]:
+        """What reports call things."""
+        return {'instance': self.instance_name, 'difficulty': self.difficulty_name, 'floor': self.floor_name}
 
     @abc.abstractmethod
     def train(self, seed: int) -> World:
