@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from experiments import paper
 from experiments.suite import PER_ROLE
 from mallm.config import grid, override
+from mallm.envs.crew import CrewTask, crew
 from mallm.experiment import Experiment
 from mallm.sweep import Casting, Sweep
 
@@ -43,11 +44,18 @@ def turns(task: str, base: Experiment) -> Sweep:
 
 
 def agents(task: str, base: Experiment) -> Sweep:
-    """Number of agents, each form trained by AT-GRPO and, where it is a team, by trajectory-level GRPO as well."""
+    """Number of agents: one without the tool and one that holds it, a team, and crews of several tools and a plan.
+
+    Each is trained by AT-GRPO and by trajectory-level GRPO. The paper has 3, 5 and 7 agents, for mathematics.
+    """
     team = {
         'one_without_tool': {'task.team': ('plan',), 'pools': {'plan': 'shared'}},
         'one_with_tool': {'task.team': ('solo',), 'pools': {'solo': 'shared'}},
         'two': {},
+        **{
+            name: {'task': CrewTask(crew(size), base.task), 'pools': dict.fromkeys(crew(size), 'shared')}
+            for name, size in (('three', 3), ('five', 5))
+        },
     }
     return Sweep('Does another agent help?', dict(grid(base, team=team, method=METHODS)), 'two,at_grpo')
 

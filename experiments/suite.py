@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 
-from experiments import sokoban_at_grpo
+from experiments import plan_path_at_grpo, sokoban_at_grpo, sudoku_at_grpo
 from mallm.cli import smoke
 from mallm.config import override
 from mallm.experiment import Experiment
 
 SUITE: Mapping[str, Experiment] = {
     'sokoban': sokoban_at_grpo.CONFIG,
+    'plan_path': plan_path_at_grpo.CONFIG,
+    'sudoku': sudoku_at_grpo.CONFIG,
 }
 ENDLESS = 1_000_000
 """Steps of a run that its processor time ends."""

@@ -5,6 +5,7 @@ Nothing here writes: a finished run can be asked while others train.
 
 import dataclasses
 import pathlib
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,10 @@ from jax.sharding import Mesh
 from mallm.config import describe, override, rebuilt, same
 from mallm.envs.arithmetic import ArithmeticTask
 from mallm.envs.base import Task
+from mallm.envs.crew import CrewTask
+from mallm.envs.plan_path_task import PlanPathTask
 from mallm.envs.sokoban_task import SokobanTask
+from mallm.envs.sudoku_task import SudokuTask
 from mallm.experiment import Experiment
 from mallm.folder import newest
 from mallm.io import files
@@ -27,7 +31,9 @@ from mallm.models.transformer import Transformer
 from mallm.policies import foundation, make_policies
 from mallm.rollout.chat import Tokenizer
 
-TASKS: Mapping[str, type[Task]] = {task.__name__: task for task in (SokobanTask, ArithmeticTask)}
+TASKS: Mapping[str, type[Task]] = {
+    task.__name__: task for task in (SokobanTask, PlanPathTask, SudokuTask, ArithmeticTask, CrewTask)
+}
 """The tasks that come with mallm, by the name that config.json has for them."""
 TASK_TYPE = 'task_type'
 
@@ -65,30 +71,32 @@ def read_experiment(folder: pathlib.Path, tasks: Mapping[str, type[Task]] = TASK
     if settings is None:
         raise FileNotFoundError(f'{folder} has no {files.CONFIG}: give the folder of a run')
     plain = {name: value for name, value in settings.items() if name not in (TASK_TYPE, 'task')}
-    kind = task_type(settings, tasks)
     try:
-        task = rebuilt(kind, settings['task'])
+        task = read_task(settings['task'], tasks, settings.get(TASK_TYPE))
         return dataclasses.replace(rebuilt(Experiment, plain | {'task': task}), wandb='disabled')
     except (ValueError, TypeError) as cause:
         raise ValueError(f'{folder / files.CONFIG}: {cause}') from cause
 
 
-def task_type(settings: Mapping[str, Any], tasks: Mapping[str, type[Task]]) -> type[Task]:
-    """By its name; an older config.json has none, and then by what it sets."""
-    if TASK_TYPE in settings:
-        if settings[TASK_TYPE] not in tasks:
-            raise ValueError(
-                f'the run is of the task {settings[TASK_TYPE]}, which is not among {sorted(tasks)}; call '
-                'read_experiment with tasks={...} that has it'
-            )
-        return tasks[settings[TASK_TYPE]]
-    fields = {name: {field.name for field in dataclasses.fields(task)} for name, task in tasks.items()}
-    found = [name for name in tasks if settings['task'].keys() <= fields[name]]
-    if len(found) != 1:
+def read_task(settings: Mapping[str, Any], tasks: Mapping[str, type[Task]], name: str | None) -> Task:
+    """A task from its settings, and the task inside it where it is made of one.
+
+    Its type has a name; an older config.json, and a task inside another, has none, and is known by what it sets.
+    """
+    if name is None:
+        fields = {known: {field.name for field in dataclasses.fields(task)} for known, task in tasks.items()}
+        found = [known for known in tasks if settings.keys() <= fields[known]]
+        if len(found) != 1:
+            raise ValueError(f'settings {sorted(settings)} are those of {found or "no task"} among {sorted(tasks)}')
+        name = found[0]
+    if name not in tasks:
         raise ValueError(
-            f'the settings {sorted(settings["task"])} are those of {found or "no task"} among {sorted(tasks)}'
+            f'the run is of the task {name}, which is not among {sorted(tasks)}; call read_experiment with tasks={{...}} '
+            'that has it'
         )
-    return tasks[found[0]]
+    inside = {part for part, kind in typing.get_type_hints(tasks[name]).items() if kind is Task}
+    told = {part: read_task(value, tasks, None) if part in inside else value for part, value in settings.items()}
+    return rebuilt(tasks[name], told)
 
 
 @dataclasses.dataclass(frozen=True)

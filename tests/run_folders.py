@@ -22,7 +22,7 @@ TINY = Experiment(
     name='apart',
     pools={'tool': 'left', 'plan': 'right'},
     model=ModelSettings(width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=32, remat=False),
-    sampling=SamplingSettings(envs=2, k=2, turns=2, max_tokens=4),
+    sampling=SamplingSettings(envs=2, k=2, turns=1, max_tokens=4),
     warm_start=WarmStartSettings(steps=1),
     evaluation=EvaluationSettings(every=0, report_boards=6, replays=1),
     wandb='disabled',

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from experiments.sokoban_at_grpo import CONFIG
+from experiments.sudoku_at_grpo import CONFIG as SUDOKU
 from mallm.config import describe, override
 from mallm.envs.arithmetic import ArithmeticTask
+from mallm.envs.crew import CrewTask, crew
+from mallm.envs.plan_path_task import PlanPathTask
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import Experiment, LearningSettings, ModelSettings, SamplingSettings
 from mallm.rollout.engine import RoleSampling
@@ -32,7 +35,14 @@ def written(folder: pathlib.Path, settings: object) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize('experiment', [Experiment(), VARIED, override(Experiment(), {'task': ArithmeticTask()})])
+CREW = override(
+    Experiment(), {'task': CrewTask(crew(3), PlanPathTask(size=8)), 'pools': dict.fromkeys(crew(3), 'shared')}
+)
+
+
+@pytest.mark.parametrize(
+    'experiment', [Experiment(), VARIED, CREW, override(Experiment(), {'task': ArithmeticTask()}), SUDOKU]
+)
 def test_an_experiment_comes_back_from_its_config_file_as_it_was(experiment, tmp_path):
     read = read_experiment(written(tmp_path, settings_of(experiment)))
     assert read == dataclasses.replace(experiment, wandb='disabled') and type(read.task) is type(experiment.task)

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 import yaml
-from wandb.cli import cli as wandb_cli
+from wandb.sdk.launch.sweeps.utils import load_sweep_config
 
 from experiments import ablations, paper, paper_table, suite
 from experiments import sweep as command
@@ -106,7 +106,7 @@ def test_wandb_reads_the_sweep_file_and_its_agents_run_one_cell_each(tmp_path, c
     monkeypatch.chdir(tmp_path)
     command.main('k', seeds=(0, 1), cpu_minutes=2.5)
     path = tmp_path / 'runs/ablations/sokoban/k/sweep.yaml'
-    config = wandb_cli.sweep_utils.load_sweep_config(str(path))
+    config = load_sweep_config(str(path))
     assert config == yaml.safe_load(path.read_text())
     assert config['method'] == 'grid' and config['metric'] == {'name': 'success_after', 'goal': 'maximize'}
     assert config['parameters']['seed'] == {'values': [0, 1]}

@@ -98,7 +98,8 @@ def test_the_figures_of_the_paper_have_the_lines_that_the_runs_have_data_for(run
     (line,) = scaling_agents.lines(families['runs/game'])
     assert line.xs == (1, 2) and line.ys == pytest.approx((0.2, 0.9)) and line.spread == pytest.approx((0, 0.1))
     bars = gallery.bars(families['runs/game'], 'success_after', title='', x_label='')
-    assert bars.bars[1] == ('team (n = 2)', pytest.approx(0.9), pytest.approx(0.1)) and bars.level == ('chance', 0.1)
+    assert bars.bars[1] == ('team (n = 2)', pytest.approx(0.9), pytest.approx(0.1))
+    assert bars.level == ('chance', pytest.approx(0.1))
 
 
 def test_the_command_writes_png_and_pdf_and_a_page_that_asks_for_nothing(runs, tmp_path, capsys):
