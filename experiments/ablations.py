@@ -13,6 +13,14 @@ from mallm.envs.crew import CrewTask, crew
 from mallm.experiment import Experiment
 from mallm.sweep import Casting, Sweep
 
+Joint = Mapping[str, Mapping[str, typing.Any]]
+"""Settings that change together, by the label they have in a table."""
+
+
+def parallel(base: Experiment) -> dict[str, typing.Any]:
+    """Trajectories without a tree: a quarter of the instances, for each of its K trajectories is played to its end."""
+    return {'sampling.mode': 'parallel', 'sampling.envs': max(1, base.sampling.envs // 4)}
+
 
 def reward(task: str, base: Experiment) -> Sweep:
     """Reward terms: shaped by a solver, shaped without one, or nothing but the outcome (the paper's table 6)."""
@@ -48,7 +56,7 @@ def agents(task: str, base: Experiment) -> Sweep:
 
     Each is trained by AT-GRPO and by trajectory-level GRPO. The paper has 3, 5 and 7 agents, for mathematics.
     """
-    team = {
+    team: Joint = {
         'one_without_tool': {'task.team': ('plan',), 'pools': {'plan': 'shared'}},
         'one_with_tool': {'task.team': ('solo',), 'pools': {'solo': 'shared'}},
         'two': {},
@@ -57,7 +65,8 @@ def agents(task: str, base: Experiment) -> Sweep:
             for name, size in (('three', 3), ('five', 5))
         },
     }
-    return Sweep('Does another agent help?', dict(grid(base, team=team, method=METHODS)), 'two,at_grpo')
+    method: Joint = {'at_grpo': {}, 'team_grpo': parallel(base) | {'algorithm.credit': 'team'}}
+    return Sweep('Does another agent help?', dict(grid(base, team=team, method=method)), 'two,at_grpo')
 
 
 def choice(task: str, base: Experiment) -> Sweep:
@@ -74,19 +83,17 @@ def normaliser(task: str, base: Experiment) -> Sweep:
 
 def sampler(task: str, base: Experiment) -> Sweep:
     """Tree against parallel sampling, at equal cost; `team` is trajectory-level GRPO."""
-    envs = max(1, base.sampling.envs // 4)
-    parallel = {'sampling.mode': 'parallel', 'sampling.envs': envs}
-    kinds = {
+    kinds: Joint = {
         'tree': {},
-        'parallel_agent_turn': parallel | {'algorithm.credit': 'parallel_agent_turn'},
-        'parallel_team': parallel | {'algorithm.credit': 'team'},
+        'parallel_agent_turn': parallel(base) | {'algorithm.credit': 'parallel_agent_turn'},
+        'parallel_team': parallel(base) | {'algorithm.credit': 'team'},
     }
     return Sweep('Does the tree pay, or would parallel trajectories do?', dict(grid(base, sampler=kinds)), 'tree')
 
 
 def sharing(task: str, base: Experiment) -> Sweep:
     """One policy for all roles, one for each, or one adapter for each over a common base."""
-    kinds = {
+    kinds: Joint = {
         'shared': {},
         'per_role': {'pools': PER_ROLE},
         'adapter_per_role': {'pools': PER_ROLE, 'model.lora.rank': 16},
@@ -106,7 +113,7 @@ def alone(task: str, base: Experiment) -> Sweep:
     A role is trained alone beside a partner who stays the cloned beginner; what both have learned then plays together.
     """
     frozen = (0.0, 0.0)
-    kinds = {
+    kinds: Joint = {
         'together': {},
         'tool_alone': {'learning.pool_rates': {'plan': frozen}},
         'plan_alone': {'learning.pool_rates': {'tool': frozen}},
@@ -120,10 +127,6 @@ def alone(task: str, base: Experiment) -> Sweep:
     return Sweep('Do the roles have to learn together?', cells, 'together', castings, reported)
 
 
-METHODS: Mapping[str, Mapping[str, typing.Any]] = {
-    'at_grpo': {},
-    'team_grpo': {'sampling.mode': 'parallel', 'algorithm.credit': 'team', 'sampling.envs': 32},
-}
 ABLATIONS: Mapping[str, Callable[[str, Experiment], Sweep]] = {
     'reward': reward,
     'alpha': alpha,

@@ -91,8 +91,8 @@ def read_task(settings: Mapping[str, Any], tasks: Mapping[str, type[Task]], name
         name = found[0]
     if name not in tasks:
         raise ValueError(
-            f'the run is of the task {name}, which is not among {sorted(tasks)}; call read_experiment with tasks={{...}} '
-            'that has it'
+            f'the run is of the task {name}, which is not among {sorted(tasks)}; call read_experiment with '
+            'tasks={...} that has it'
         )
     inside = {part for part, kind in typing.get_type_hints(tasks[name]).items() if kind is Task}
     told = {part: read_task(value, tasks, None) if part in inside else value for part, value in settings.items()}

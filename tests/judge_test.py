@@ -1,9 +1,12 @@
 """Stored runs judged again: as training judged them, and with roles that other runs' policies play."""
 
 import dataclasses
+import json
 
 import pytest
+import tyro
 
+from experiments import evaluate as command
 from mallm import train
 from mallm.envs.base import FINAL
 from mallm.evaluate import examined
@@ -71,6 +74,15 @@ def test_what_is_told_has_the_shares_and_who_played(runs):
     whole = judge(host, {})
     assert whole['boards'] == 6
     assert whole['success'] == round(train.examine(run, FINAL, 1, 6, 0.0).success, 4)
+
+
+def test_the_command_takes_casts_as_pairs_and_prints_one_line_of_json(runs, capsys):
+    host, other = str(runs['host'][0]), str(runs['other'][0])
+    tyro.cli(command.main, args=[host, '--cast', 'plan', f'{other}@tool', 'tool', other, '--boards', '3'])
+    told = json.loads(capsys.readouterr().out)
+    assert told['cast'] == {'plan': 'other-seed3@tool', 'tool': 'other-seed3@tool'} and told['boards'] == 3
+    with pytest.raises(SystemExit, match="no run 'nowhere'"):
+        tyro.cli(command.main, args=[host, '--cast', 'plan', 'nowhere'])
 
 
 def test_a_cast_that_cannot_be_is_refused(runs):

@@ -102,6 +102,7 @@ def test_trained_alone_means_that_the_partner_is_frozen():
     assert cells['together'].learners == ('tool', 'plan') and len(set(cells['together'].pools.values())) == 2
 
 
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # wandb leaves the file open
 def test_wandb_reads_the_sweep_file_and_its_agents_run_one_cell_each(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command.main('k', seeds=(0, 1), cpu_minutes=2.5)

@@ -2,8 +2,8 @@
 
     python -m experiments.figures [FOLDER ...] [--x training_cpu_minutes] [--only NAME ...] [--out OUT]
 
-FOLDERs hold run folders, at any depth; experiments/results and runs/ if none is given. Cost: seconds. Expected: the
-paths of what was written. Nothing is trained or judged; what runs have stored is read.
+FOLDERs hold run folders, at any depth, and tables; experiments/results and runs/ if none is given. Cost: seconds.
+Expected: the paths of what was written. Nothing is trained or judged; what runs have stored is read.
 """
 
 import pathlib
@@ -40,7 +40,7 @@ def main(
     roots = folders or tuple(filter(pathlib.Path.is_dir, map(pathlib.Path, ('experiments/results', 'runs'))))
     if lost := [str(root) for root in roots if not root.is_dir()]:
         sys.exit(f'{", ".join(lost)}: no such folder')
-    families = gallery.find_runs(roots)
+    families = gallery.find_runs(roots) | gallery.find_tables(roots)
     if not families:
         sys.exit(f'no run folder in {", ".join(map(str, roots))}: train something first, or give other folders')
     for path in gallery.write((FIGURES[name](families, x) for name in only or FIGURES), out):

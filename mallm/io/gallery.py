@@ -63,13 +63,13 @@ def with_costs(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     }
     if not any(known.values()):
         return list(rows)
-    told = {cost: tuple(zip(*pairs, strict=True)) for cost, pairs in known.items() if pairs}
+    told = {cost: np.array(pairs, float).T for cost, pairs in known.items() if pairs}
 
     def filled(row: Mapping[str, Any]) -> Mapping[str, Any]:
         if row['axis'] != 'rollout':
             return row
         done = row['step'] + 1
-        found = {cost: float(np.interp(done, *at)) for cost, at in told.items() if done <= at[0][-1]}
+        found = {cost: float(np.interp(done, at, spent)) for cost, (at, spent) in told.items() if done <= at[-1]}
         return {**row, **found}
 
     return [filled(row) for row in rows]
@@ -89,6 +89,32 @@ def find_runs(roots: Iterable[pathlib.Path]) -> dict[str, dict[str, list[StoredR
     return {
         family: {name: list(seeds.values()) for name, seeds in groups.items()} for family, groups in families.items()
     }
+
+
+def find_tables(roots: Iterable[pathlib.Path]) -> dict[str, dict[str, list[StoredRun]]]:
+    """{family: {group: runs}} of stored tables, which hold summaries alone: JSON of {method: {seed: summary}}, or such
+    a table for each of several tasks."""
+    families: dict[str, dict[str, list[StoredRun]]] = {}
+    for path in (path for root in roots for path in sorted([*root.glob('*.json'), *root.glob('ablations/*.json')])):
+        told = files.read_json(path)
+        several = told if isinstance(told, Mapping) and not is_table(told) else {}
+        tables = {f'{path.stem}/{task}': cells for task, cells in several.items()} or {path.stem: told}
+        for family, cells in tables.items():
+            if is_table(cells):
+                families[family] = {
+                    name: [StoredRun(family, name, seed, [], summary, {}) for seed, summary in seeds.items()]
+                    for name, seeds in cells.items()
+                }
+    return families
+
+
+def is_table(told: Any) -> bool:
+    return (
+        isinstance(told, Mapping)
+        and bool(told)
+        and all(isinstance(seeds, Mapping) and seeds for seeds in told.values())
+        and all(isinstance(s, Mapping) and 'success_after' in s for seeds in told.values() for s in seeds.values())
+    )
 
 
 def add(run: StoredRun, groups: dict[str, dict[str, StoredRun]]) -> None:
@@ -216,9 +242,9 @@ def write(figures: Iterable[Figure], out: pathlib.Path) -> list[pathlib.Path]:
             without.append(figure.name)
             continue
         light = figure.picture(curves.LIGHT)
-        for form, drawn in (('png', light), ('pdf', figure.picture(curves.LIGHT, 'pdf'))):
+        for form, content in (('png', light), ('pdf', figure.picture(curves.LIGHT, 'pdf'))):
             written.append(out / f'{figure.name}.{form}')
-            written[-1].write_bytes(drawn)
+            written[-1].write_bytes(content)
         drawn = page.image(light, figure.picture(curves.DARK), figure.caption)
         link = f'<a href="{page.text(figure.name)}.pdf">PDF</a>'
         shown.append(f'<h2>{page.text(figure.name)}</h2><p class="dim">{page.text(figure.caption)} {link}</p>{drawn}')

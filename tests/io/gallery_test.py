@@ -129,6 +129,18 @@ def test_the_stored_results_of_the_main_job_make_a_curve_over_three_seeds():
     assert not gallery.curve(family, 'success', x='training_tokens', title='', y_label='').lines
 
 
+def test_stored_tables_of_summaries_are_bars_as_well(tmp_path):
+    cells = {'a': {'0': {'success_after': 0.2}, '1': {'success_after': 0.4}}}
+    (tmp_path / 'flat.json').write_text(json.dumps(cells))
+    (tmp_path / 'deep.json').write_text(json.dumps({'sokoban': cells, 'sudoku': cells}))
+    (tmp_path / 'else.json').write_text('[1]')
+    (tmp_path / 'none.json').write_text('{"a": {"b": 1}}')
+    found = gallery.find_tables([tmp_path])
+    assert set(found) == {'flat', 'deep/sokoban', 'deep/sudoku'} and len(found['flat']['a']) == 2
+    assert len(ablation_bars.figure(found, 'step').plots) == 3 and not learning_curves.figure(found, 'step').plots
+    assert 'sokoban_table' in gallery.find_tables([RESULTS])
+
+
 def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(SystemExit, match='no run folder in'):
         main((tmp_path,), out=tmp_path / 'out')
