@@ -24,7 +24,7 @@ from mallm.envs.sudoku_task import SudokuTask
 from mallm.experiment import Experiment
 from mallm.folder import newest
 from mallm.io import files
-from mallm.io.base import restore_base
+from mallm.io.base import require_same_base, restore_base
 from mallm.io.checkpoint import Checkpoints
 from mallm.models import lora, sharding
 from mallm.models.transformer import Transformer
@@ -152,7 +152,7 @@ def read_learned(folder: pathlib.Path, tasks: Mapping[str, type[Task]] = TASKS) 
     module = whole.clone(lora=kind)
     like = {'params': shapes_of(module, 'params' if kind is None else 'lora', mesh)}
     checkpoints = Checkpoints(folder)
-    arrays, _ = checkpoints.restore_part(step, dict.fromkeys(sorted(set(experiment.pools.values())), like))
+    arrays, progress = checkpoints.restore_part(step, dict.fromkeys(sorted(set(experiment.pools.values())), like))
     checkpoints.close()
     base = pretrained if kind is not None else None
     if kind is not None and experiment.warm_start.steps:
@@ -160,6 +160,8 @@ def read_learned(folder: pathlib.Path, tasks: Mapping[str, type[Task]] = TASKS) 
     elif kind is not None and pretrained is None:  # nothing has trained it: it is what it was born as
         born = make_policies(experiment).base
         base = born.state.params if born else None
+    if base is not None and not experiment.warm_start.steps and 'base' in progress:
+        require_same_base(base, progress['base'])
     pools = {pool: parts['params'] for pool, parts in arrays.items()}
     return Learned(experiment, folder.resolve().name, step, tokenizer, module, pools, base)
 

@@ -13,7 +13,7 @@ from mallm.evaluate import Evaluation, examined, mean, played, replay_of, summar
 from mallm.experiment import Experiment
 from mallm.folder import commit, folder_and_step
 from mallm.guard import guarded
-from mallm.io.base import save_base
+from mallm.io.base import fingerprint, save_base
 from mallm.io.report import write_report
 from mallm.learn.pack import pack, rows_of
 from mallm.learn.route import answer_metrics, dead_shares, route
@@ -65,7 +65,8 @@ def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
     progress = {'commit': code, 'training_cpu_minutes': 0.0, 'training_tokens': 0}
     if run.experiment.evaluation.every:
         watch(run, 0, progress)
-    return 0, progress | {'before': report(run, 'before', 0)}
+    before = {'before': report(run, 'before', 0)}
+    return 0, progress | before | ({'base': fingerprint(run.frozen)} if run.base else {})
 
 
 def train_step(run: Run, step: int, done: float) -> int:
