@@ -37,6 +37,7 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     code = commit()  # before anything can change on disk
     with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
         step, progress = begin(run, code) if at is None else restore(run, at)
+        saved = at
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()
             tokens = train_step(run, step, done)
@@ -46,8 +47,11 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
             step += 1
             if experiment.evaluation.every and step % experiment.evaluation.every == 0:
                 watch(run, step, progress)
-            if step % experiment.save_every == 0 or step == experiment.steps:
+            if step % experiment.save_every == 0:
                 save(run, step, progress)
+                saved = step
+        if saved != step:  # what is reported is what is kept, whichever budget ended the run
+            save(run, step, progress)
         after = report(run, 'after', step)
         summary = summarise(experiment, progress, after, name=folder.name, minutes=run.sink.minutes())
         run.sink.summary(summary)
