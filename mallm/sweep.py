@@ -14,6 +14,9 @@ from mallm.judge import Part, judge
 from mallm.stored import settings_of
 from mallm.table import gather, run_apart, stored_folder
 
+COSTS = ('training_cpu_minutes', 'training_tokens')
+"""What a summary says that learning cost; a casting cost what its parts did."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Casting:
@@ -79,11 +82,13 @@ def run_cell(sweep: Sweep, label: str, seed: int, *, runs: str, start: Callable[
         folders[other] = _finished(sweep.cell(other, seed, runs))
     parts = {role: Part(folders[other], plays) for role, (other, plays) in casting.parts.items()}
     told = judge(folders[casting.host], parts)
+    spent = [files.read_json(folder / files.SUMMARY) for folder in folders.values()]
+    cost = {name: sum(one[name] for one in spent) for name in COSTS if all(name in one for one in spent)}
     folder = new_folder(experiment)
     folder.mkdir(parents=True)
     files.write_json(folder / files.CONFIG, settings_of(experiment))
     shares = {'success_after': told['success'], 'strict_after': told['strict']}
-    files.write_json(folder / files.SUMMARY, {**told, 'run': folder.name, **shares})
+    files.write_json(folder / files.SUMMARY, {**told, 'run': folder.name, **shares, **cost})
 
 
 def _finished(experiment: Experiment) -> pathlib.Path:

@@ -66,7 +66,7 @@ def test_other_settings_of_the_same_name_are_another_cell(tmp_path):
 def test_a_casting_trains_the_cells_it_needs_and_judges_their_policies_together(tmp_path):
     def start(experiment: Experiment) -> None:
         folder, _ = saved(experiment, pathlib.Path(experiment.runs))
-        (folder / 'summary.json').write_text('{"success_after": 0.0}')
+        (folder / 'summary.json').write_text('{"success_after": 0.0, "training_tokens": 30}')
 
     still = {'tool_alone': 'right', 'plan_alone': 'left'}
     frozen = {name: override(TINY, {'learning.pool_rates': {pool: (0.0, 0.0)}}) for name, pool in still.items()}
@@ -75,6 +75,7 @@ def test_a_casting_trains_the_cells_it_needs_and_judges_their_policies_together(
     assert sorted(path.name for path in tmp_path.iterdir()) == ['joined-seed0', 'plan_alone-seed0', 'tool_alone-seed0']
     told = json.loads((tmp_path / 'joined-seed0' / 'summary.json').read_text())
     assert told['cast'] == {'plan': 'plan_alone-seed0@plan'} and told['boards'] == 6 and 0 <= told['success_after'] <= 1
+    assert told['training_tokens'] == 60, 'what its two parts cost'
     run_cell(sweep, 'joined', 0, runs=str(tmp_path), start=lambda experiment: pytest.fail('it is stored'))
     with pytest.raises(ValueError, match=r"\['elsewhere'\]: no such cell"):
         Sweep('?', frozen, 'tool_alone', {'joined': Casting('elsewhere', {})})

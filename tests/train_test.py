@@ -1,5 +1,6 @@
 """The main job as a user runs it: from the command line, killed, resumed, and on its own data."""
 
+import contextlib
 import json
 import pathlib
 import shlex
@@ -109,10 +110,11 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_like_a_straight_one(straight,
 def test_whichever_budget_ends_a_run_what_is_reported_is_what_is_kept(ends_at, saves, monkeypatch, tmp_path):
     """The processor time is used up after `ends_at` steps; every fifth is saved in any case."""
     seen = []
-    stub = types.SimpleNamespace(sink=Silent(), checkpoints=types.SimpleNamespace(close=lambda: None))
+    stub = types.SimpleNamespace(sink=Silent(), close=lambda: None)
     monkeypatch.setattr(train, 'build', lambda *given: stub)
     monkeypatch.setattr(train, 'begin', lambda run, code: (0, {'training_cpu_minutes': 0.0, 'training_tokens': 0}))
-    monkeypatch.setattr(train, 'train_step', lambda run, step, done: 3)
+    monkeypatch.setattr(train, 'overlapped', lambda run, play: contextlib.nullcontext())
+    monkeypatch.setattr(train, 'train_step', lambda run, step, done, rollouts: 3)
     monkeypatch.setattr(train, 'share_done', lambda experiment, step, progress: float(step >= ends_at))
     monkeypatch.setattr(train, 'save', lambda run, step, progress: seen.append((step, progress['training_tokens'])))
     monkeypatch.setattr(train, 'report', lambda run, when, step: {'step': step})
