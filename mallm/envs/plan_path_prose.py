@@ -3,7 +3,7 @@
 The prompts show the position as it is now; the program gets the map on standard input.
 """
 
-import functools
+import dataclasses
 
 from mallm.envs import plan_path
 from mallm.envs.plan_path import Maze
@@ -47,13 +47,18 @@ def show(world: PlanPathTeam, role: str) -> tuple[Message, ...]:
     return (Message('system', f'{RULES}\n{FORM[role]}'), Message('user', '\n'.join(told)))
 
 
-def draft(python: PythonTool, world: PlanPathTeam, text: str) -> Draft:
+@dataclasses.dataclass(frozen=True)
+class Programmer:
     """Runs the program, and walks what it listed on a copy."""
-    ran = python(text, world.maze.render() + '\n')
-    listed = actions_list(ran.stdout) if ran.ok else None
-    said = parse_moves(listed or '', world.rules.moves)
-    clean = bool(said.letters) and not said.garbage
-    return Draft(said.letters, plan_path.walked(world.maze, said.letters), clean, f'It reported:\n{ran.shown()}')
+
+    python: PythonTool
+
+    def __call__(self, world: PlanPathTeam, text: str) -> Draft:
+        ran = self.python(text, world.maze.render() + '\n')
+        listed = actions_list(ran.stdout) if ran.ok else None
+        said = parse_moves(listed or '', world.rules.moves)
+        clean = bool(said.letters) and not said.garbage
+        return Draft(said.letters, plan_path.walked(world.maze, said.letters), clean, f'It reported:\n{ran.shown()}')
 
 
 def moves(text: str, most: int) -> ParsedMoves:
@@ -61,7 +66,6 @@ def moves(text: str, most: int) -> ParsedMoves:
     return ParsedMoves('', len(text.strip()), False) if answer is None else parse_moves(answer, most)
 
 
-@functools.cache
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, functools.partial(draft, python), moves)
+    return Speech(show, Programmer(python), moves)

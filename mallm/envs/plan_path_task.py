@@ -89,25 +89,28 @@ def beginner(seed: int, task: PlanPathTask) -> list[Demonstration]:
     of such a route. One route in four gets a last leg that cannot be walked: nobody imitates it, and `plan` refuses
     it. No search is asked and no goal is looked at. Up to two such turns go before, so that trails are known.
     """
-    draw = random.Random(seed)
-    world = task.train(seed)
+    draw, world = random.Random(seed), task.train(seed)
     for _ in range(draw.choice((0, 0, 1, 2))):
-        moves = walk(world, random_route(world.maze, task, draw)).moves
-        after, _ = dataclasses.replace(world, order=('plan',)).act('plan', moves)
-        world = dataclasses.replace(world, maze=after.maze, trail=after.trail)
-    text = random_route(world.maze, task, draw)
-    if not text or world.solved:
-        return []
-    jams = [letter for letter in MOVES if walk(world, text + letter).stuck]
-    if 'tool' in task.team and jams and draw.random() < 0.25:
-        world, _ = world.act('tool', text + draw.choice(jams))
-        return [Demonstration('plan', world.observe('plan'), '')]
-    shown = {'tool': text, 'solo': text, 'plan': walk(world, text).moves}
+        for role, text in said(world, task, draw).items():
+            world, _ = world.act(role, text)
+    texts = {} if world.solved else said(world, task, draw)
+    refused = 'tool' in texts and not texts['plan']
     demonstrations = []
-    for role in task.team:
-        demonstrations.append(Demonstration(role, world.observe(role), shown[role]))
-        world, _ = world.act(role, shown[role])
+    for role, text in texts.items():
+        demonstrations += [] if refused and role == 'tool' else [Demonstration(role, world.observe(role), text)]
+        world, _ = world.act(role, text)
     return demonstrations
+
+
+def said(world: PlanPathTeam, task: PlanPathTask, draw: random.Random) -> dict[str, str]:
+    """What each role of a beginners' team writes in one turn; nothing where it is walled in."""
+    route = random_route(world.maze, task, draw)
+    plan = walk(world, route).moves
+    jams = [letter for letter in MOVES if walk(world, route + letter).stuck]
+    if 'tool' in task.team and jams and draw.random() < 0.25:
+        route, plan = route + draw.choice(jams), ''
+    texts = {'tool': route, 'solo': route, 'plan': plan}
+    return {role: texts[role] for role in task.team} if route else {}
 
 
 def walk(world: PlanPathTeam, text: str) -> plan_path.Trial:

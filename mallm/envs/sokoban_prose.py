@@ -3,7 +3,7 @@
 The prompts show the board as it is now; the program gets it on standard input.
 """
 
-import functools
+import dataclasses
 
 from mallm.envs import sokoban
 from mallm.envs.prose import PROGRAM_RULES, THINK, PythonTool, actions_list, final_answer
@@ -58,13 +58,18 @@ def walked(board: Board, letters: str) -> Execution:
     return Execution(letters, board, '', len(letters))
 
 
-def draft(python: PythonTool, world: SokobanTeam, text: str) -> Draft:
+@dataclasses.dataclass(frozen=True)
+class Programmer:
     """Runs the program, and does what it listed on a copy."""
-    ran = python(text, world.board.render() + '\n')
-    listed = actions_list(ran.stdout) if ran.ok else None
-    said = sokoban.parse_moves(listed or '', world.rules.moves)
-    clean = bool(said.letters) and not said.garbage
-    return Draft(said.letters, walked(world.board, said.letters), clean, f'It reported:\n{ran.shown()}')
+
+    python: PythonTool
+
+    def __call__(self, world: SokobanTeam, text: str) -> Draft:
+        ran = self.python(text, world.board.render() + '\n')
+        listed = actions_list(ran.stdout) if ran.ok else None
+        said = sokoban.parse_moves(listed or '', world.rules.moves)
+        clean = bool(said.letters) and not said.garbage
+        return Draft(said.letters, walked(world.board, said.letters), clean, f'It reported:\n{ran.shown()}')
 
 
 def moves(text: str) -> str:
@@ -73,7 +78,6 @@ def moves(text: str) -> str:
     return ('?' if text.strip() else '') if answer is None else answer
 
 
-@functools.cache
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, functools.partial(draft, python), moves)
+    return Speech(show, Programmer(python), moves)

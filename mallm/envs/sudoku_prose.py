@@ -3,7 +3,7 @@
 The prompts show the grid as it is now; the program gets it on standard input.
 """
 
-import functools
+import dataclasses
 
 from mallm.envs import sudoku
 from mallm.envs.prose import PROGRAM_RULES, THINK, PythonTool, actions_list, final_answer, literal
@@ -22,8 +22,8 @@ def rules(size: int) -> str:
     return (
         f'A Sudoku of {size} rows and {size} columns. Every row, every column and every box of {rows} rows and '
         f'{columns} columns holds each of 1 to {size} once. `.` is an empty cell. A fill is [row, column, value], with '
-        'rows and columns counted from 0; value 0 empties a cell again. Given cells cannot be changed, and a fill is refused '
-        'when its row, column or box has the value already.'
+        'rows and columns counted from 0; value 0 empties a cell again. Given cells cannot be changed, and a fill is '
+        'refused when its row, column or box has the value already.'
     )
 
 
@@ -56,20 +56,25 @@ def fills_in(answer: str, world: SudokuTeam) -> Fills:
     return Fills(tuple(fills[: world.rules.fills]), int(not known), len(fills) > world.rules.fills)
 
 
-def draft(python: PythonTool, world: SudokuTeam, text: str) -> Draft:
+@dataclasses.dataclass(frozen=True)
+class Programmer:
     """Runs the program, and makes what it listed on a copy, up to the first fill that is refused."""
-    ran = python(text, world.grid.render() + '\n')
-    listed = actions_list(ran.stdout) if ran.ok else None
-    said = fills_in(listed or '', world)
-    end, made = world.grid, 0
-    for fill in said.fills:
-        after, illegal = write(end, (fill,))
-        if illegal:
-            break
-        end, made = after, made + 1
-    stuck = 0 if made < len(said.fills) else None
-    program = fills_text(said.fills[: made + 1], world.grid.size)
-    return Draft(program, said.fills[:made], end, stuck, said.clean, f'It reported:\n{ran.shown()}')
+
+    python: PythonTool
+
+    def __call__(self, world: SudokuTeam, text: str) -> Draft:
+        ran = self.python(text, world.grid.render() + '\n')
+        listed = actions_list(ran.stdout) if ran.ok else None
+        said = fills_in(listed or '', world)
+        end, made = world.grid, 0
+        for fill in said.fills:
+            after, illegal = write(end, (fill,))
+            if illegal:
+                break
+            end, made = after, made + 1
+        stuck = 0 if made < len(said.fills) else None
+        program = fills_text(said.fills[: made + 1], world.grid.size)
+        return Draft(program, said.fills[:made], end, stuck, said.clean, f'It reported:\n{ran.shown()}')
 
 
 def fills(world: SudokuTeam, text: str) -> Fills:
@@ -77,7 +82,6 @@ def fills(world: SudokuTeam, text: str) -> Fills:
     return Fills((), len(text.strip()), False) if answer is None else fills_in(answer, world)
 
 
-@functools.cache
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, functools.partial(draft, python), fills)
+    return Speech(show, Programmer(python), fills)
