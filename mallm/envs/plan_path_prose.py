@@ -17,11 +17,9 @@ RULES = (
     'leaves the map. Rows are counted from the top and columns from the left, from 0. In maps, `.` is the goal and a '
     'space is free.'
 )
-FORM = {
-    'tool': f'You write a program that finds the way. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]',
-    'plan': f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]',
-}
-FORM['solo'] = FORM['tool']
+PROGRAM = f'You write a program that finds the way. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]'
+ANSWER = f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]'
+FORM = {'tool': PROGRAM, 'plan': ANSWER, 'solo': PROGRAM}
 
 
 def spot(maze: Maze, cell: int) -> str:

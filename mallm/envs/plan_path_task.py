@@ -118,8 +118,8 @@ def walk(world: PlanPathTeam, text: str) -> plan_path.Trial:
 
 
 def random_route(maze: Maze, task: PlanPathTask, draw: random.Random) -> str:
-    """One to three random legs that can be walked and fit in a turn, blind to the goal; '' when walled in."""
-    blind, wanted, legs = dataclasses.replace(maze, goal=-1), draw.choice((1, 2, 2, 3)), ''
+    """Three random legs that can be walked, as far as they fit in a turn, blind to the goal; '' when walled in."""
+    blind, wanted, legs = dataclasses.replace(maze, goal=-1), 3, ''
     for _ in range(4 * wanted):
         leg = draw.choice(MOVES) + draw.choice(('', '', '1', '2', '3'))
         trial = plan_path.follow(blind, plan_path.parse_route(legs + leg).legs)

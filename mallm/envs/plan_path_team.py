@@ -8,8 +8,8 @@ A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has
 it.
 
 How the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role,
-the rows, each after its number, the cells where earlier turns began, the walker's (row and column), how far it can go
-each way, how far off the goal is, for `tool` the routes that failed here, and for `plan` what the tool did in this turn:
+the rows, each after its number, the cells where earlier turns began, the walker's (row, column), how far it can go each
+way, how far off the goal is, for `tool` the routes that failed here, and for `plan` what the tool did in this turn:
   T0# . 1    2 ##@3    ?20@23U2D1L0R0.U2L1!L   P0# . 1    2 ##@3    ?20@23U2D1L0R0.U2L1=U1L2;@11:ULL,,,,,
 that is the route, `;` for done, `!` for stuck or `~` for more moves than fit in a turn, where it led, and its moves,
 filled up to a turn's length. `plan` refuses a route by writing nothing: free where the route got stuck.

@@ -17,11 +17,9 @@ RULES = (
     'every box stands on a goal. Rows are counted from the top and columns from the left, from 0. # is a wall, a '
     'space is free, @ is you, $ a box, . a goal, * a box on a goal, + you on a goal.'
 )
-FORM = {
-    'tool': f'You write a program that finds a solution. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]',
-    'plan': f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]',
-}
-FORM['solo'] = FORM['tool']
+PROGRAM = f'You write a program that finds a solution. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]'
+ANSWER = f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]'
+FORM = {'tool': PROGRAM, 'plan': ANSWER, 'solo': PROGRAM}
 
 
 def spots(board: Board, cells: int) -> str:

@@ -10,11 +10,9 @@ from mallm.envs.prose import PROGRAM_RULES, THINK, PythonTool, actions_list, fin
 from mallm.envs.sudoku_team import Draft, Fill, Fills, Speech, SudokuTeam, fills_text, parse_fills, place, write
 from mallm.types import Message
 
-FORM = {
-    'tool': f'You write a program that finds values. {PROGRAM_RULES} Example: **Actions List**: [[0, 2, 1], [3, 1, 4]]',
-    'plan': f'You decide what is filled in. {THINK} Example: #### [[0, 2, 1], [3, 1, 4]]',
-}
-FORM['solo'] = FORM['tool']
+PROGRAM = f'You write a program that finds values. {PROGRAM_RULES} Example: **Actions List**: [[0, 2, 1], [3, 1, 4]]'
+ANSWER = f'You decide what is filled in. {THINK} Example: #### [[0, 2, 1], [3, 1, 4]]'
+FORM = {'tool': PROGRAM, 'plan': ANSWER, 'solo': PROGRAM}
 
 
 def rules(size: int) -> str:

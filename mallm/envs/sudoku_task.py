@@ -31,7 +31,7 @@ class SudokuTask(Task):
 
     team: tuple[str, ...] = ('tool', 'plan')
     size: int = 4
-    blanks: tuple[int, int] = (6, 10)
+    blanks: tuple[int, int] = (8, 11)
     reward: Literal['oracle', 'consistency', 'outcome'] = 'oracle'
     style: Literal['compact', 'text'] = 'compact'
     fills: int = 4
@@ -92,12 +92,11 @@ def fitting(grid: Sudoku) -> list[Fill]:
 
 
 def beginner(seed: int, task: SudokuTask) -> list[Demonstration]:
-    """What a beginner writes who knows which cells are empty, and seldom where something follows.
+    """What a beginner writes who knows which cells are empty, and not where something follows.
 
-    `tool` and `solo` name random empty cells that have not failed yet, and in half of the turns try them first and
-    leave out those where nothing follows. `plan` writes what the interpreter filled in before it stopped, and refuses
-    when that is nothing. Without a tool, `plan` writes random values that fit. No solver is asked. Up to three such
-    turns go before, so that later grids and failures are known.
+    `tool` and `solo` name random empty cells that have not failed yet, `plan` writes what the interpreter filled in
+    before it stopped, and refuses when that is nothing. Without a tool, `plan` writes random values that fit. No solver
+    is asked. Up to three such turns go before, so that later grids and failures are known.
     """
     draw, world = random.Random(seed), task.train(seed)
     for _ in range(draw.choice((0, 0, 1, 2, 3))):
@@ -122,22 +121,17 @@ def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, 
 
 
 def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
-    """One to as many random empty cells as fit in a turn, one in four by place."""
-    grid, named, tries = world.grid, '', draw.random() < 0.5
+    """As many random empty cells as fit in a turn, one in four by place."""
+    grid = world.grid
     cells = [cell for cell in empty_cells(grid) if f'!{place(cell, grid.size)}' not in world.failed]
     draw.shuffle(cells)
-    wanted = draw.randint(1, task.fills)
-    for cell in cells:
-        one = draw.choice(('', '', '', '*')) + place(cell, grid.size)
-        if wanted and not (tries and look(grid, named + one, task.fills).stuck is not None):
-            named, wanted = named + one, wanted - 1
-    return named
+    return ''.join(draw.choice(('', '', '', '*')) + place(cell, grid.size) for cell in cells[: task.fills])
 
 
 def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
-    """One to as many fills as fit in a turn, of random values that fit random cells."""
-    fills = []
-    for _ in range(draw.randint(1, task.fills)):
+    """As many fills as fit in a turn, of random values that fit random cells."""
+    fills: list[Fill] = []
+    while len(fills) < task.fills:
         if not (fits := fitting(grid)):
             break
         fills.append(draw.choice(fits))
