@@ -71,8 +71,10 @@ class Programmer:
                 break
             end, made = after, made + 1
         stuck = 0 if made < len(said.fills) else None
-        program = fills_text(said.fills[: made + 1], world.grid.size)
-        return Draft(program, said.fills[:made], end, stuck, said.clean, f'It reported:\n{ran.shown()}')
+        program, failing = (
+            fills_text(some, world.grid.size) for some in (said.fills[: made + 1], said.fills[made:][:1])
+        )
+        return Draft(program, said.fills[:made], end, stuck, said.clean, f'It reported:\n{ran.shown()}', failing)
 
 
 def fills(world: SudokuTeam, text: str) -> Fills:

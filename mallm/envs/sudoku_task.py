@@ -70,11 +70,11 @@ class SudokuTask(Task):
         return world.grid.blanks
 
     def floor(self, world: SudokuTeam, turns: int, seed: int) -> bool:
-        """Whether as many fills as a team may make, each a random value that fits a random cell, solve the puzzle."""
+        """Whether as many fills as a team may make, each of a random value in a random empty cell, solve the puzzle."""
         draw, grid = random.Random(seed), world.grid
         for _ in range(turns * self.fills):
-            fits = fitting(grid)
-            grid = write(grid, (draw.choice(fits),))[0] if fits else grid
+            if not grid.solved:
+                grid, _ = write(grid, ((draw.choice(empty_cells(grid)), draw.randint(1, self.size)),))
         return grid.solved
 
     def demonstrations(self, seed: int) -> list[Demonstration]:

@@ -171,6 +171,8 @@ def test_what_the_roles_are_shown_by_hand():
     failed = at.act('tool', '00')[0].act('plan', '')[0]
     assert failed.observe('tool')[0].content.endswith('+!00')
     assert '!' not in failed.act('plan', '012')[0].observe('tool')[0].content
+    followed = at.act('tool', '01*00')[0].act('plan', '012')[0]  # so much is known of the new grid
+    assert followed.observe('tool')[0].content.endswith('+01!*00')
 
 
 def test_texts_are_read_in_every_way_of_writing():
