@@ -141,7 +141,7 @@ marker = input()
 print(json.dumps({
     'network': [name for _, name in socket.if_nameindex()] == ['lo'] and not holds(lambda: socket.create_connection(
         ('127.0.0.1', int(input())), 1)),
-    'files': not os.path.exists(marker) and not os.path.exists('/proc') and not os.path.exists('/home')
+    'files': not os.path.exists(marker) and not os.path.exists('/proc') and not os.path.exists('/etc/passwd')
         and not writes('/x') and not writes('/usr/lib/x'),
     'processes': os.getppid() == 1 and resource.getrlimit(resource.RLIMIT_NPROC)[0] < 1000,
     'disk': os.statvfs('.').f_blocks * os.statvfs('.').f_frsize <= 1 << 26,
@@ -155,7 +155,7 @@ print(json.dumps({
 class Helper:
     """One helper process and the socket to it. Used by one thread at a time."""
 
-    def __init__(self, strong: bool, packages: Sequence[str]) -> None:
+    def __init__(self, strong: bool, packages: Sequence[str], modules: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix='mallm-sandbox-')
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._number = 0
@@ -165,7 +165,17 @@ class Helper:
             options = ['-S', '-s', '-P', '-B', '-X', 'utf8', '-X', 'int_max_str_digits=0']
             mode = 'strong' if strong else 'weak'
             self._process = subprocess.Popen(
-                [python, *options, str(script), str(theirs.fileno()), mode, self._folder.name, *packages],
+                [
+                    python,
+                    *options,
+                    str(script),
+                    str(theirs.fileno()),
+                    mode,
+                    self._folder.name,
+                    *packages,
+                    '--',
+                    *modules,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -343,14 +353,23 @@ class Sandbox:
     Attributes:
       workers: most helpers, and so most programs at the same time.
       packages: folders whose packages programs may import; they are shown read-only.
+      modules: what each helper imports once, so that its programs need not.
       strong: False puts up the weak walls even where the kernel would allow more, for tests.
     """
 
-    def __init__(self, workers: int | None = None, packages: Sequence[str] = (), *, strong: bool = True) -> None:
+    def __init__(
+        self,
+        workers: int | None = None,
+        packages: Sequence[str] = (),
+        modules: Sequence[str] = (),
+        *,
+        strong: bool = True,
+    ) -> None:
         if not sys.platform.startswith('linux'):
             raise SandboxError(f'platform {platform.system()!r}: model-written programs run on Linux only; use a VM')
         self.workers = workers or len(os.sched_getaffinity(0))
-        self._packages, self._strong, self._reason = tuple(packages), strong, '' if strong else 'not wanted'
+        self._shown = tuple(packages), tuple(modules)
+        self._strong, self._reason = strong, '' if strong else 'not wanted'
         self._idle: collections.deque[Helper] = collections.deque()
         self._places = threading.Semaphore(self.workers)
         self._walls: Walls | None = None
@@ -403,14 +422,14 @@ class Sandbox:
         """A helper with the strong walls, or with the weak ones where those cannot be."""
         if self._strong:
             try:
-                helper = Helper(True, self._packages)
+                helper = Helper(True, *self._shown)
                 self._walls = helper.walls
                 return helper
             except SandboxError as error:
                 if self._walls is not None:
                     raise
                 self._strong, self._reason = False, str(error)
-        helper = Helper(False, self._packages)
+        helper = Helper(False, *self._shown)
         self._walls = dataclasses.replace(helper.walls, reason=self._reason)
         return helper
 

@@ -49,12 +49,11 @@ WARM = (
 
 
 def main() -> None:
-    """Arguments: the control socket's number, 'strong' or 'weak', an empty folder, folders with packages."""
+    """Arguments: the control socket's number, 'strong' or 'weak', an empty folder, folders with packages, `--`, modules
+    to import once."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    strong, folder, packages = sys.argv[2] == 'strong', sys.argv[3], sys.argv[4:]
-    for name in WARM:
-        importlib.import_module(name)
-    sys.path += packages
+    strong, folder, last = sys.argv[2] == 'strong', sys.argv[3], sys.argv.index('--')
+    packages, modules = sys.argv[4:last], sys.argv[last + 1 :]
     libc = ctypes.CDLL(None, use_errno=True)
     if strong:
         wall_in(libc, folder, packages)
@@ -67,6 +66,9 @@ def main() -> None:
         checked(libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     checked(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0))  # no program may trace this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path += [f'/packages/{i}' for i in range(len(packages))] if strong else packages
+    for name in (*WARM, *modules):
+        importlib.import_module(name)
     gc.freeze()
     control.send(b'{}')
     limits, streams, ready = serve(control, folder if not strong else '')
@@ -139,9 +141,10 @@ def build_root(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
     mount(None, '/', None, REC | PRIVATE)
     mount('tmpfs', folder, 'tmpfs', NOSUID | NODEV, 'size=1m,mode=755')
     stdlib = os.path.dirname(os.path.realpath(os.__file__))
-    for path in dict.fromkeys((*VISIBLE, f'{sys.base_prefix}/lib', stdlib, *packages, *DEVICES)):
-        target = folder + path
-        if not os.path.exists(path) or (os.path.lexists(target) and path not in packages):
+    shown = {path: path for path in (*VISIBLE, f'{sys.base_prefix}/lib', stdlib, *DEVICES)}
+    for path, place in [*shown.items(), *((path, f'/packages/{i}') for i, path in enumerate(packages))]:
+        target = folder + place
+        if not os.path.exists(path) or os.path.lexists(target):
             continue
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):
@@ -155,8 +158,10 @@ def build_root(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
         if path not in DEVICES:
             kept = os.statvfs(path).f_flag & 15  # flags of the original must be kept
             mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | kept)
-    os.mkdir(f'{folder}/tmp')
-    os.symlink('/tmp', f'{folder}/dev/shm')
+    os.mkdir(f'{folder}/box')
+    for name in ('tmp', 'dev/shm'):
+        if not os.path.lexists(f'{folder}/{name}'):
+            os.symlink('/box', f'{folder}/{name}')
     os.chdir(folder)
     checked(libc.syscall(PIVOT_ROOT[platform.machine()], b'.', b'.'))
     checked(libc.umount2(b'.', DETACH))
@@ -270,8 +275,8 @@ def prepare(libc: ctypes.CDLL, limits: dict, streams: list[int], ready: int) -> 
     else:
         checked(libc.unshare(NEWNS | NEWIPC))
         size = f'size={limits["disk"]},nr_inodes=4096,mode=777'.encode()
-        checked(libc.mount(b'tmpfs', b'/tmp', b'tmpfs', ctypes.c_ulong(NOSUID | NODEV), size))
-        os.chdir('/tmp')
+        checked(libc.mount(b'tmpfs', b'/box', b'tmpfs', ctypes.c_ulong(NOSUID | NODEV), size))
+        os.chdir('/box')
     with open('main.py', 'w', encoding='utf-8', errors='replace') as file:
         file.write(program)
     for kind, low, high in (
