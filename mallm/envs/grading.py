@@ -33,7 +33,7 @@ from typing import Any
 from mallm.envs.python_tool import after_thoughts
 from mallm.envs.sandbox import Limits, Sandbox, SandboxError
 
-GRADING = Limits(cpu_s=5, wall_s=30.0, memory_mib=2048)
+GRADING = Limits(cpu_s=3, wall_s=30.0, memory_mib=2048)
 LONGEST = 2000
 """Characters of an answer; a longer one is wrong."""
 

@@ -393,7 +393,7 @@ class Sandbox:
 
     def run_all(self, jobs: Sequence[tuple[str, str]], limits: Limits = DEFAULT) -> list[Verdict]:
         """Verdicts on (program, stdin) pairs, as many at a time as there are workers."""
-        return list(self._threads.map(lambda job: self.run(*job, limits), jobs))
+        return list(self._threads.map(lambda job: self.run(job[0], job[1], limits), jobs))
 
     @property
     def walls(self) -> Walls:

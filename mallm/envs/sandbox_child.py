@@ -320,17 +320,17 @@ def run(program: str) -> None:
     sys.modules['random'].seed(0)
     sys.argv, sys.path = ['main.py'], [os.getcwd(), *sys.path[1:]]
     module = types.ModuleType('__main__')
-    module.__file__, module.__builtins__ = 'main.py', builtins
+    module.__dict__.update(__file__='main.py', __builtins__=builtins)
     sys.modules['__main__'] = module
     atexit.register(leave, 1)  # runs last, after what the program registers, where it ends with an exception
-    code: object = 0
+    code = 0
     try:
         exec(compile(program, 'main.py', 'exec', dont_inherit=True), module.__dict__)
     except SystemExit as end:
-        code = end.code or 0
-        if not isinstance(code, int):
+        if not isinstance(end.code, int | None):
             raise
-    threading._shutdown()
+        code = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit.unregister(leave)
     atexit._run_exitfuncs()
     module.__dict__.clear()  # a file that was never closed is written out
