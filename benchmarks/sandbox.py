@@ -57,10 +57,9 @@ def batch(sandbox: Sandbox, program: str, count: int, status: set[str]) -> Calla
 
 
 def by_exec(count: int) -> None:
+    python = os.path.realpath(sys.executable)
     for _ in range(count):
-        subprocess.run(
-            [os.path.realpath(sys.executable), '-S', '-E', '-c', 'print(1)'], capture_output=True, check=True
-        )
+        subprocess.run([python, '-S', '-E', '-c', 'print(1)'], capture_output=True, check=True)
 
 
 def main(settings: Settings) -> None:

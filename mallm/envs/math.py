@@ -27,19 +27,17 @@ from mallm.envs.sandbox import Limits
 from mallm.types import Message, Reward
 
 TEAMS = (('tool', 'reason'), ('reason',), ('solo',))
-SYSTEM = {
-    'tool': (
-        'You solve mathematical problems by programming. Write one Python program in a ```python block. It is run, and '
-        'the last line it prints has to be the answer and nothing else, exact and not rounded. Only the standard '
-        'library is there, and nothing can be read in.'
-    ),
-    'reason': (
-        'You solve mathematical problems. Think step by step, and put your final answer, exact and not rounded, into '
-        '\\boxed{}. You may be shown the output of a program that a colleague wrote for the problem: check it, it can '
-        'be wrong.'
-    ),
-}
-SYSTEM['solo'] = SYSTEM['tool']
+PROGRAM = (
+    'You solve mathematical problems by programming. Write one Python program in a ```python block. It is run, and the '
+    'last line it prints has to be the answer and nothing else, exact and not rounded. Only the standard library is '
+    'there, and nothing can be read in.'
+)
+REASON = (
+    'You solve mathematical problems. Think step by step, and put your final answer, exact and not rounded, into '
+    '\\boxed{}. You may be shown the output of a program that a colleague wrote for the problem: check it, it can be '
+    'wrong.'
+)
+SYSTEM = {'tool': PROGRAM, 'solo': PROGRAM, 'reason': REASON}
 LONGEST_CODE, LONGEST_TEXT, LONGEST_ANSWER = 2000, 1000, 200
 
 
