@@ -95,7 +95,7 @@ def wall_in(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
     """
     proc, knobs = os.open('/proc/self', os.O_RDONLY), os.open('/proc/sys/user', os.O_RDONLY)
     everything = NEWUSER | NEWNS | NEWNET | NEWIPC | NEWUTS | NEWPID
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and is_mapped(NOBODY):
         checked(libc.unshare(NEWNS))
         build_root(libc, folder, packages)
         os.setgroups([])
@@ -112,6 +112,13 @@ def wall_in(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
         build_root(libc, folder, packages)
     os.close(proc)
     os.close(knobs)
+
+
+def is_mapped(user: int) -> bool:
+    """Whether a user exists in this process's own user namespace; in many containers only root does."""
+    with open('/proc/self/uid_map') as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= user < first + count for first, _, count in ranges)
 
 
 def become(proc: int, knobs: int, user: int, group: int) -> None:
@@ -177,6 +184,7 @@ def serve(control: socket.socket, folder: str) -> tuple[dict[str, int], list[int
 
     A request is a JSON object of limits with four descriptors: program, input, output, errors. `kill` is another.
     """
+    others = 2048 + tasks_of_user() if folder else 0  # without a namespace the limit counts all of the user's
     while True:
         request, streams, _, _ = socket.recv_fds(control, 4096, 4)
         if not request:
@@ -187,7 +195,7 @@ def serve(control: socket.socket, folder: str) -> tuple[dict[str, int], list[int
         own = f'{folder}/{limits["number"]}' if folder else ''
         if own:
             os.mkdir(own, 0o700)
-            limits['folder'] = own
+            limits |= {'folder': own, 'processes': limits['processes'] + others}
         ready, told = os.pipe()
         child = os.fork()
         if not child:
@@ -256,6 +264,18 @@ def children() -> list[int]:
     return found
 
 
+def tasks_of_user() -> int:
+    """Threads of all processes of this user."""
+    count = 0
+    for name in os.listdir('/proc'):
+        try:
+            if name.isdigit() and os.stat(f'/proc/{name}').st_uid == os.geteuid():
+                count += len(os.listdir(f'/proc/{name}/task'))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return count
+
+
 # In the child.
 
 
@@ -287,7 +307,7 @@ def prepare(libc: ctypes.CDLL, limits: dict, streams: list[int], ready: int) -> 
         (resource.RLIMIT_STACK, limits['stack'], limits['stack']),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
-        *([] if 'folder' in limits else [(resource.RLIMIT_NPROC, limits['processes'], limits['processes'])]),
+        (resource.RLIMIT_NPROC, limits['processes'], limits['processes']),
     ):
         resource.setrlimit(kind, (low, high))
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0))
