@@ -5,7 +5,8 @@ exact fractions; what is left goes to math-verify, inside the sandbox, under lim
 this process. Nothing a model wrote is evaluated as Python. Where graders differ, this one decides:
 
   rounded values are wrong                  \frac{2}{3} against 0.67; a decimal must equal the fraction
-  a per cent sign is a hundredth            25\% equals 0.25 and 1/4; 25 and 0.25 differ
+  a per cent sign is a hundredth            25\% equals 0.25 and 1/4; 25 and 0.25 differ; on one side only, and of a
+                                            number from 1 on, it may be dropped: 25\% equals 25
   a unit on one side only is dropped        12 cm against 12; degrees likewise; two different units are wrong
   inequalities equal their intervals        x<-2 or x>5 against (-\infty,-2)\cup(5,\infty)
   unequal numbers are unequal               however near zero: 2^{-90} against 2^{-91}
@@ -173,6 +174,12 @@ def latex(text: str) -> str:
     return re.sub(r'(?<![0-9])1i(?![a-zA-Z])', 'i', text)
 
 
+def same_text(one: str, other: str) -> bool:
+    """Equal but for blanks, a leading plus, and in words the size of letters."""
+    one, other = (text.replace(' ', '').removeprefix('+') for text in (one, other))
+    return one == other or (one.isalpha() and len(one) > 2 and one.casefold() == other.casefold())
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def grade_math(gold: str, answer: str | None) -> Grade:
     """Whether an answer, taken out of its box, equals the gold answer; see the head of this file for the policy."""
@@ -181,7 +188,7 @@ def grade_math(gold: str, answer: str | None) -> Grade:
     (wanted, unit), (said, said_unit) = without_unit(tidy(gold)), without_unit(tidy(answer))
     if unit and said_unit and unit != said_unit:
         return Grade(False)
-    if wanted.replace(' ', '') == said.replace(' ', ''):
+    if same_text(wanted, said):
         return Grade(True)
     clocks = CLOCK.fullmatch(wanted), CLOCK.fullmatch(said)
     if any(clocks):
@@ -192,7 +199,9 @@ def grade_math(gold: str, answer: str | None) -> Grade:
     assigned = re.fullmatch(r'[a-zA-Z]\s*=\s*([^=]*)', said)
     values = number(wanted), number(assigned[1] if assigned and '=' not in wanted else said)
     if values[0] is not None and values[1] is not None:
-        return Grade(values[0] == values[1])
+        one_sided = ('%' in wanted) != ('%' in said)
+        scale = 100 if one_sided and abs(values['%' in said]) >= fractions.Fraction(1, 100) else 1
+        return Grade(values[0] in (values[1], values[1] * scale, values[1] / scale))
     return verify(latex(as_intervals(wanted)), latex(as_intervals(said)))
 
 
@@ -207,7 +216,10 @@ a, b = read(wanted), read(said)
 right = bool(a and b) and verify(a, b, timeout_seconds=None)
 if right and isinstance(a[0], sympy.Expr) and isinstance(b[0], sympy.Expr) and a[0].is_number and b[0].is_number:
     x, y = sympy.N(a[0], 30), sympy.N(b[0], 30)
-    right = bool(abs(x - y) <= 1e-9 * max(abs(x), abs(y)))
+    right = x == y or bool(abs(x - y) <= 1e-12 * max(abs(x), abs(y)))
+if right and isinstance(a[0], sympy.Expr) and isinstance(b[0], sympy.Expr):  # a letter of another size is another one
+    names = [{symbol.name for symbol in parsed[0].free_symbols} for parsed in (a, b)]
+    right = names[0] == names[1] or {n.lower() for n in names[0]} != {n.lower() for n in names[1]}
 print(json.dumps([bool(a), bool(right)]))
 """
 

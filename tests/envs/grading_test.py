@@ -43,7 +43,10 @@ PAIRS = [
     ('braces', r'\frac{12}{3}', r'\boxed{\frac{1}{23}}', False),
     ('one unit', r'12\text{ cm}', r'\boxed{12}', True),
     ('per cent', r'25\%', r'\boxed{0.25}', True),
-    ('per cent', r'25', r'\boxed{25\%}', False),
+    ('per cent', r'25', r'\boxed{25\%}', True),
+    ('per cent', r'25\%', r'\boxed{25}', True),
+    ('per cent', r'25', r'\boxed{0.25\%}', False),
+    ('per cent', r'0.25', r'\boxed{0.25\%}', False),
     ('inequality', r'[-1,3)', r'\boxed{-1 \le x < 3}', True),
     ('inequality', r'[-1,3)', r'\boxed{-1 < x < 3}', False),
     ('thoughts', r'8', r'<think>\boxed{8}</think> It is 9.', False),
@@ -51,6 +54,10 @@ PAIRS = [
     ('no box', r'8', r'8', False),
     ('spaces', r'\text{no solution}', r'\boxed{ \text{no  solution} }', True),
     ('matrix', r'\begin{pmatrix}1&2\\3&4\end{pmatrix}', r'\boxed{\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}}', True),
+    ('infinity', r'\infty', r'\boxed{+\infty}', True),
+    ('approximation', r'e', r'\boxed{2.718281828}', False),
+    ('words', r'\text{Monday}', r'\boxed{monday}', True),
+    ('variables', r'ab', r'\boxed{AB}', False),
     ('form', r'(x+1)^2', r'\boxed{x^2+2x+1}', True),
 ]
 
