@@ -174,10 +174,15 @@ def latex(text: str) -> str:
     return re.sub(r'(?<![0-9])1i(?![a-zA-Z])', 'i', text)
 
 
-def same_text(one: str, other: str) -> bool:
-    """Equal but for blanks, a leading plus, and in words the size of letters."""
+def same_text(one: str, other: str) -> bool | None:
+    """Whether two texts are equal but for blanks and a leading plus; None where more than letters' size differs.
+
+    Size does not count in words. In formulas it does: A is not a.
+    """
     one, other = (text.replace(' ', '').removeprefix('+') for text in (one, other))
-    return one == other or (one.isalpha() and len(one) > 2 and one.casefold() == other.casefold())
+    if one.casefold() != other.casefold():
+        return None
+    return one == other or (one.isalpha() and len(one) > 2)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -188,8 +193,8 @@ def grade_math(gold: str, answer: str | None) -> Grade:
     (wanted, unit), (said, said_unit) = without_unit(tidy(gold)), without_unit(tidy(answer))
     if unit and said_unit and unit != said_unit:
         return Grade(False)
-    if same_text(wanted, said):
-        return Grade(True)
+    if (same := same_text(wanted, said)) is not None:
+        return Grade(same)
     clocks = CLOCK.fullmatch(wanted), CLOCK.fullmatch(said)
     if any(clocks):
         return Grade(all(clocks) and [*map(int, clocks[0].groups())] == [*map(int, clocks[1].groups())])  # type: ignore[union-attr]
@@ -217,9 +222,6 @@ right = bool(a and b) and verify(a, b, timeout_seconds=None)
 if right and isinstance(a[0], sympy.Expr) and isinstance(b[0], sympy.Expr) and a[0].is_number and b[0].is_number:
     x, y = sympy.N(a[0], 30), sympy.N(b[0], 30)
     right = x == y or bool(abs(x - y) <= 1e-12 * max(abs(x), abs(y)))
-if right and isinstance(a[0], sympy.Expr) and isinstance(b[0], sympy.Expr):  # a letter of another size is another one
-    names = [{symbol.name for symbol in parsed[0].free_symbols} for parsed in (a, b)]
-    right = names[0] == names[1] or {n.lower() for n in names[0]} != {n.lower() for n in names[1]}
 print(json.dumps([bool(a), bool(right)]))
 """
 
