@@ -29,6 +29,9 @@ setuptools.setup(
         'data': [
             'pyarrow>=18,<27',
         ],
+        'ray': [
+            'ray>=2.50,<3',
+        ],
         'dev': [
             'gguf>=0.17,<0.20',
             'hypothesis>=6.100,<7',
@@ -38,6 +41,8 @@ setuptools.setup(
             'pyarrow>=18,<27',
             'pytest>=8.4,<10',
             'pytest-xdist>=3.6,<4',
+            'pyyaml>=6,<7',
+            'ray>=2.50,<3',
             'ruff>=0.14,<0.18',
             'torch==2.13.0',
         ],
