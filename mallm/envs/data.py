@@ -1,7 +1,8 @@
 """Sets of problems from files: the paper's, in the form in which their authors published them.
 
-A set is named `KIND:PLACE`. PLACE is a local .jsonl, .json or .parquet file (parquet needs `mallm[data]`), or
-`hub:NAME/ID` or `hub:NAME/ID/path/in/it`, which is downloaded once; `KIND` alone stands for the place in `SETS`.
+A set is named `KIND:PLACE`. PLACE is a local .jsonl, .json or .parquet file (parquet needs `mallm[data]`), a folder of
+them, or `hub:NAME/ID`, `hub:NAME/ID/FILE` or `hub:NAME/ID/FOLDER`, which is downloaded once; `KIND` alone stands for
+the place in `SETS`.
 Loading gives the problems and a manifest: what was read (sha256), under which licence and split, and how many rows
 were left out and why. A row that does not fit the form is an error that names file, row and field.
 
@@ -10,6 +11,7 @@ were left out and why. A row that does not fit the form is an error that names f
 """
 
 import base64
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -44,9 +46,9 @@ class Manifest:
     """What a loaded set is.
 
     Attributes:
-      kind, file, sha256: how it was read, from which file (its name), and the file's checksum.
+      kind, file, sha256: how it was read, from which files (their names), and the checksum of all of them.
       licence, split: as its authors say.
-      rows: in the file.
+      rows: in the files.
       kept: problems made of them.
       skipped: (reason, rows left out for it).
     """
@@ -234,7 +236,7 @@ SETS: Mapping[str, Form] = {
     'dapo_math': Form(dapo_math, 'hub:BytedTsinghua-SIA/DAPO-Math-17k', 'apache-2.0', 'train'),
     'aime_2024': Form(aime_2024, 'hub:Maxwell-Jia/AIME_2024', 'mit', 'test'),
     'aime_2025': Form(aime_2025, 'hub:yentinglin/aime_2025', 'see its card', 'test'),
-    'olympiad_bench': Form(olympiad_bench, 'hub:Hothan/OlympiadBench', 'apache-2.0', 'test'),
+    'olympiad_bench': Form(olympiad_bench, 'hub:Hothan/OlympiadBench/OE_TO_maths_en_COMP', 'apache-2.0', 'test'),
     'apps': Form(apps, 'hub:codeparrot/apps/train.jsonl', 'mit', 'train'),
     'apps_test': Form(apps, 'hub:codeparrot/apps/test.jsonl', 'mit', 'test'),
     'code_contests': Form(code_contests, 'hub:deepmind/code_contests', 'cc-by-4.0', 'train'),
@@ -248,25 +250,28 @@ SETS: Mapping[str, Form] = {
 # Loading.
 
 
-def find(place: str, split: str) -> pathlib.Path:
-    """The local file of a place; a hub id without a path takes the first data file with the split in its name."""
+SUFFIXES = ('.parquet', '.jsonl', '.json')
+
+
+def find(place: str, split: str) -> tuple[pathlib.Path, ...]:
+    """The local files of a place. Of a hub id or a folder in it, those with the split in their names, if any have."""
     if not place.startswith('hub:'):
         path = pathlib.Path(place).expanduser()
-        if not path.is_file():
+        paths = [path] if path.is_file() else sorted(p for p in path.glob('*') if p.suffix in SUFFIXES)
+        if not paths:
             raise DataError(f'{place}: there is no such file; give a .jsonl, .json or .parquet file, or hub:NAME/ID')
-        return path
-    owner, _, rest = place.removeprefix('hub:').partition('/')
-    name, _, file = rest.partition('/')
-    repository = f'{owner}/{name}'
+        return tuple(paths)
+    owner, name, *parts = place.removeprefix('hub:').split('/')
+    repository, inside = f'{owner}/{name}', '/'.join(parts)
     try:
-        if not file:
-            listed = sorted(huggingface_hub.list_repo_files(repository, repo_type='dataset'))
-            data = [entry for entry in listed if entry.endswith(('.parquet', '.jsonl'))]
-            named = [entry for entry in data if split in entry] or data
-            if not named:
-                raise DataError(f'{repository}: holds no .parquet or .jsonl file; name one: hub:{repository}/PATH')
-            file = named[0]
-        return pathlib.Path(huggingface_hub.hf_hub_download(repository, file, repo_type='dataset'))
+        listed = sorted(huggingface_hub.list_repo_files(repository, repo_type='dataset'))
+        data = [file for file in listed if file.endswith(SUFFIXES[:2]) and file.startswith(inside)]
+        chosen = [inside] if inside in listed else [file for file in data if split in file] or data
+        if not chosen:
+            raise DataError(f'{place}: holds no .parquet or .jsonl file; name one of {listed[:20]}')
+        return tuple(
+            pathlib.Path(huggingface_hub.hf_hub_download(repository, file, repo_type='dataset')) for file in chosen
+        )
     except (OSError, ValueError) as error:
         raise DataError(f'{place}: cannot be had from the hub ({error}); download it and give the file') from error
 
@@ -282,28 +287,34 @@ def load(name: str) -> tuple[tuple[Problem, ...], Manifest]:
     if kind not in SETS:
         raise DataError(f'set {name!r}: unknown kind {kind!r}; use {sorted(SETS)}, or KIND:FILE')
     form = SETS[kind]
-    path = find(place or form.place, form.split)
-    problems: list[Problem] = []
-    skipped: dict[str, int] = {}
-    number = -1
-    for number, row in enumerate(rows_of(path)):
-        try:
-            problem = form.read(row)
-            if isinstance(problem, CodeProblem) and not problem.tests:
-                raise SkippedError('no tests')
-        except SkippedError as reason:
-            skipped[str(reason)] = skipped.get(str(reason), 0) + 1
-        except (LookupError, TypeError, ValueError) as error:
-            raise DataError(f'{path.name}, row {number}, as {kind!r}: {error}') from error
-        else:
-            problems.append(problem if problem.name else dataclasses.replace(problem, name=f'{kind}-{number}'))
+    paths = find(place or form.place, form.split)
+    problems: dict[str, Problem] = {}
+    skipped: collections.Counter[str] = collections.Counter()
+    rows, digest = 0, hashlib.sha256()
+    for path in paths:
+        for number, row in enumerate(rows_of(path)):
+            rows += 1
+            try:
+                problem = form.read(row)
+                if isinstance(problem, CodeProblem) and not problem.tests:
+                    raise SkippedError('no tests')
+                if problem.question in problems:
+                    raise SkippedError('repeated')
+            except SkippedError as reason:
+                skipped[str(reason)] += 1
+            except (LookupError, TypeError, ValueError) as error:
+                raise DataError(f'{path.name}, row {number}, as {kind!r}: {error}') from error
+            else:
+                named = problem if problem.name else dataclasses.replace(problem, name=f'{kind}-{rows - 1}')
+                problems[problem.question] = named
+        with path.open('rb') as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     if not problems:
-        raise DataError(f'{path.name}: no row of {number + 1} is a problem; skipped: {skipped}')
-    with path.open('rb') as file:
-        checksum = hashlib.file_digest(file, 'sha256').hexdigest()
-    counts = tuple(sorted(skipped.items()))
-    return tuple(problems), Manifest(
-        kind, path.name, checksum, form.licence, form.split, number + 1, len(problems), counts
+        raise DataError(f'{paths[0].name}: no row of {rows} is a problem; skipped: {dict(skipped)}')
+    names, left_out = ', '.join(path.name for path in paths), tuple(sorted(skipped.items()))
+    return tuple(problems.values()), Manifest(
+        kind, names, digest.hexdigest(), form.licence, form.split, rows, len(problems), left_out
     )
 
 

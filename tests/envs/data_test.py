@@ -130,6 +130,35 @@ def test_rows_of_no_use_are_left_out_and_counted(tmp_path):
     assert (manifest.kept, manifest.skipped) == (1, (('a function is called', 2), ('no tests', 1)))
 
 
+def test_a_problem_that_comes_again_is_taken_once_and_a_folder_is_all_its_files(tmp_path):
+    stored(tmp_path, 'polaris', [ROWS['polaris']] * 3)
+    stored(tmp_path, 'more', [ROWS['polaris'] | {'problem': 'What is 2 + 2?', 'answer': '4'}], '.parquet')
+    problems, manifest = load(f'polaris:{tmp_path}')
+    assert [problem.answer for problem in problems] == ['4', '2']
+    assert (manifest.file, manifest.rows, manifest.skipped) == ('more.parquet, polaris.jsonl', 4, (('repeated', 2),))
+
+
+def test_a_hub_id_is_its_files_of_the_split_and_without_a_network_it_says_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r'cannot be had from the hub.*download it'):
+        load('aime_2024')
+    path = stored(tmp_path, 'polaris', [ROWS['polaris']]).removeprefix('polaris:')
+    asked = []
+
+    def download(repository: str, file: str, repo_type: str) -> str:
+        asked.append((repository, file, repo_type))
+        return path
+
+    listed = ['README.md', 'a/test.jsonl', 'a/train-0.jsonl', 'a/train-1.jsonl', 'b/train-0.jsonl']
+    monkeypatch.setattr(data.huggingface_hub, 'list_repo_files', lambda repository, repo_type: listed)
+    monkeypatch.setattr(data.huggingface_hub, 'hf_hub_download', download)
+    assert load('polaris:hub:me/set/a')[1].kept == 1
+    assert load('polaris:hub:me/set/a/test.jsonl')[1].kept == 1
+    files = ['a/train-0.jsonl', 'a/train-1.jsonl', 'a/test.jsonl']
+    assert asked == [('me/set', file, 'dataset') for file in files]
+    with pytest.raises(DataError, match=r'holds no .parquet or .jsonl'):
+        load('polaris:hub:me/set/c')
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ('touch pwned',)

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from experiments import code_at_grpo, math_at_grpo
+from mallm.cli import smoke
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, World
 from mallm.envs.math import MathTask, MathTeam
 from mallm.envs.problems import MathProblem
@@ -102,3 +104,10 @@ def test_made_problems_have_the_answers_they_say_and_no_two_splits_share_one():
 def test_a_team_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="team=\\('tool',\\)"):
         MathTask(team=('tool',))
+
+
+def test_the_experiments_are_valid_settings_for_their_teams_and_stay_so_when_made_small():
+    for config in (math_at_grpo.CONFIG, code_at_grpo.CONFIG):
+        small = smoke(config)
+        assert small.task == config.task and set(small.pools) == set(small.task.team)
+        assert not small.warm_start.steps and config.model.lora.rank
