@@ -41,6 +41,8 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     folder, at = folder_and_step(experiment, resume)
     code = commit()  # before anything can change on disk
     with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
+        for line in experiment.task.about():
+            run.sink.note(line)
         step, progress = begin(run, code) if at is None else restore(run, at)
         saved = at
         with overlapped(run, play) as rollouts:

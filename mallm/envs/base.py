@@ -50,6 +50,14 @@ class World(Protocol):
         ...
 
 
+@runtime_checkable
+class Waits(Protocol):
+    """A world whose `act` waits for other processes. Candidates, and episodes, are then acted out beside each other, in
+    threads."""
+
+    waits: bool
+
+
 HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
 """Where the seeds of the splits begin; training seeds lie below. The final ranges are used by no tuning, and the strict
 splits are harder than the held-out ones in a way that the task says."""
@@ -106,3 +114,7 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def demonstrations(self, seed: int) -> list[Demonstration]:
         """What the roles could write to one training instance, for the warm start; may be empty."""
+
+    def about(self) -> tuple[str, ...]:
+        """Lines that a run says when it starts; a task that cannot be played here raises."""
+        return ()

@@ -18,7 +18,8 @@ FOLDS = 8
 LEG_CAP = 16
 """A route has at most this many legs; the rest is dropped and `truncated` says so."""
 
-_LEG = re.compile(r'(?P<silent>[\s,;]+)|(?P<letter>[UDLRudlr])(?P<steps>[0-9]*)|.', re.DOTALL)
+_WORDS = {'UP': 'U', 'DOWN': 'D', 'LEFT': 'L', 'RIGHT': 'R'}
+_LEG = re.compile(r'(?P<silent>[\s,;]+)|(?P<word>[A-Za-z]+)[ ]?(?P<steps>[0-9]*)|.', re.DOTALL)
 
 
 class GenerationError(RuntimeError):
@@ -138,19 +139,22 @@ class Trial:
 
 
 def parse_route(text: str) -> Route:
-    """Reads a route such as `R3 U`: three cells right, then up as far as it goes. Space, commas, semicolons are silent.
+    """Reads a route such as `R3 U` or `right 3, up`: three cells right, then up as far as it goes.
 
-    No text raises; what is not understood is garbage and skipped.
+    Space, commas and semicolons are silent. No text raises; what is not understood is garbage and skipped.
     """
     legs: list[tuple[str, int | None]] = []
     garbage = 0
     for token in _LEG.finditer(text):
-        if token['letter'] and len(legs) == LEG_CAP:
-            return Route(tuple(legs), garbage, True)
-        if token['letter']:
-            legs.append((token['letter'].upper(), int(token['steps'][:3]) if token['steps'] else None))
-        elif not token['silent']:
-            garbage += 1
+        word = (token['word'] or '').upper()
+        said = _WORDS.get(word, word if not word.strip(MOVES) else '')
+        for letter in said:
+            legs.append((letter, None))
+        if said and token['steps']:
+            legs[-1] = (said[-1], int(token['steps'][:3]))
+        if len(legs) > LEG_CAP:
+            return Route(tuple(legs[:LEG_CAP]), garbage, True)
+        garbage += len(token[0]) if not said and not token['silent'] else 0
     return Route(tuple(legs), garbage, False)
 
 

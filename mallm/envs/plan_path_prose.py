@@ -3,7 +3,7 @@
 The prompts show the position as it is now; the program gets the map on standard input.
 """
 
-import functools
+import dataclasses
 
 from mallm.envs import plan_path
 from mallm.envs.plan_path import Maze
@@ -17,11 +17,9 @@ RULES = (
     'leaves the map. Rows are counted from the top and columns from the left, from 0. In maps, `.` is the goal and a '
     'space is free.'
 )
-FORM = {
-    'tool': f'You write a program that finds the way. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]',
-    'plan': f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]',
-}
-FORM['solo'] = FORM['tool']
+PROGRAM = f'You write a program that finds the way. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]'
+ANSWER = f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]'
+FORM = {'tool': PROGRAM, 'plan': ANSWER, 'solo': PROGRAM}
 
 
 def spot(maze: Maze, cell: int) -> str:
@@ -47,13 +45,18 @@ def show(world: PlanPathTeam, role: str) -> tuple[Message, ...]:
     return (Message('system', f'{RULES}\n{FORM[role]}'), Message('user', '\n'.join(told)))
 
 
-def draft(python: PythonTool, world: PlanPathTeam, text: str) -> Draft:
+@dataclasses.dataclass(frozen=True)
+class Programmer:
     """Runs the program, and walks what it listed on a copy."""
-    ran = python(text, world.maze.render() + '\n')
-    listed = actions_list(ran.stdout) if ran.ok else None
-    said = parse_moves(listed or '', world.rules.moves)
-    clean = bool(said.letters) and not said.garbage
-    return Draft(said.letters, plan_path.walked(world.maze, said.letters), clean, f'It reported:\n{ran.shown()}')
+
+    python: PythonTool
+
+    def __call__(self, world: PlanPathTeam, text: str) -> Draft:
+        ran = self.python(text, world.maze.render() + '\n')
+        listed = actions_list(ran.stdout) if ran.ok else None
+        said = parse_moves(listed or '', world.rules.moves)
+        clean = bool(said.letters) and not said.garbage
+        return Draft(said.letters, plan_path.walked(world.maze, said.letters), clean, f'It reported:\n{ran.shown()}')
 
 
 def moves(text: str, most: int) -> ParsedMoves:
@@ -61,7 +64,6 @@ def moves(text: str, most: int) -> ParsedMoves:
     return ParsedMoves('', len(text.strip()), False) if answer is None else parse_moves(answer, most)
 
 
-@functools.cache
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, functools.partial(draft, python), moves)
+    return Speech(show, Programmer(python), moves)

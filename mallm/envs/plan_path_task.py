@@ -93,25 +93,28 @@ def beginner(seed: int, task: PlanPathTask) -> list[Demonstration]:
     of such a route. One route in four gets a last leg that cannot be walked: nobody imitates it, and `plan` refuses
     it. No search is asked and no goal is looked at. Up to two such turns go before, so that trails are known.
     """
-    draw = random.Random(seed)
-    world = task.train(seed)
+    draw, world = random.Random(seed), task.train(seed)
     for _ in range(draw.choice((0, 0, 1, 2))):
-        moves = walk(world, random_route(world.maze, task, draw)).moves
-        after, _ = dataclasses.replace(world, order=('plan',)).act('plan', moves)
-        world = dataclasses.replace(world, maze=after.maze, trail=after.trail)
-    text = random_route(world.maze, task, draw)
-    if not text or world.solved:
-        return []
-    jams = [letter for letter in MOVES if walk(world, text + letter).stuck]
-    if 'tool' in task.team and jams and draw.random() < 0.25:
-        world, _ = world.act('tool', text + draw.choice(jams))
-        return [Demonstration('plan', world.observe('plan'), '')]
-    shown = {'tool': text, 'solo': text, 'plan': walk(world, text).moves}
+        for role, text in said(world, task, draw).items():
+            world, _ = world.act(role, text)
+    texts = {} if world.solved else said(world, task, draw)
+    refused = 'tool' in texts and not texts['plan']
     demonstrations = []
-    for role in task.team:
-        demonstrations.append(Demonstration(role, world.observe(role), shown[role]))
-        world, _ = world.act(role, shown[role])
+    for role, text in texts.items():
+        demonstrations += [] if refused and role == 'tool' else [Demonstration(role, world.observe(role), text)]
+        world, _ = world.act(role, text)
     return demonstrations
+
+
+def said(world: PlanPathTeam, task: PlanPathTask, draw: random.Random) -> dict[str, str]:
+    """What each role of a beginners' team writes in one turn; nothing where it is walled in."""
+    route = random_route(world.maze, task, draw)
+    plan = walk(world, route).moves
+    jams = [letter for letter in MOVES if walk(world, route + letter).stuck]
+    if 'tool' in task.team and jams and draw.random() < 0.25:
+        route, plan = route + draw.choice(jams), ''
+    texts = {'tool': route, 'solo': route, 'plan': plan}
+    return {role: texts[role] for role in task.team} if route else {}
 
 
 def walk(world: PlanPathTeam, text: str) -> plan_path.Trial:
@@ -119,8 +122,8 @@ def walk(world: PlanPathTeam, text: str) -> plan_path.Trial:
 
 
 def random_route(maze: Maze, task: PlanPathTask, draw: random.Random) -> str:
-    """One to three random legs that can be walked and fit in a turn, blind to the goal; '' when walled in."""
-    blind, wanted, legs = dataclasses.replace(maze, goal=-1), draw.choice((1, 2, 2, 3)), ''
+    """Three random legs that can be walked, as far as they fit in a turn, blind to the goal; '' when walled in."""
+    blind, wanted, legs = dataclasses.replace(maze, goal=-1), 3, ''
     for _ in range(4 * wanted):
         leg = draw.choice(MOVES) + draw.choice(('', '', '1', '2', '3'))
         trial = plan_path.follow(blind, plan_path.parse_route(legs + leg).legs)

@@ -8,9 +8,9 @@ A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has
 it.
 
 How the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role,
-the rows, each after its number, the cells where earlier turns began, walker and goal (row and column), for `tool` the
-routes that failed here, and for `plan` what the tool did in this turn:
-  T0# . 1    2 ##@3    ?20@23.02!D   P0# . 1    2 ##@3    ?20@23.02=UL2;@11:ULL,,,,,
+the rows, each after its number, the cells where earlier turns began, the walker's (row, column), how far it can go each
+way, how far off the goal is, for `tool` the routes that failed here, and for `plan` what the tool did in this turn:
+  T0# . 1    2 ##@3    ?20@23U2D1L0R0.U2L1!L   P0# . 1    2 ##@3    ?20@23U2D1L0R0.U2L1=U1L2;@11:ULL,,,,,
 that is the route, `;` for done, `!` for stuck or `~` for more moves than fit in a turn, where it led, and its moves,
 filled up to a turn's length. `plan` refuses a route by writing nothing: free where the route got stuck.
 `mallm.envs.plan_path_prose` has the speech for real language models.
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from mallm.envs import plan_path
 from mallm.envs.plan_path import Maze, Trial
 from mallm.envs.shaping import Shaping, gain, never, reward
+from mallm.envs.sokoban_board import MOVES
 from mallm.envs.sokoban_program import ParsedMoves, parse_moves
 from mallm.types import Message, Reward
 
@@ -97,7 +98,7 @@ class Speech:
 
 def show_compact(world: 'PlanPathTeam', role: str) -> tuple[Message, ...]:
     trail = ''.join(f'?{place(cell, world.maze.size)}' for cell in world.trail)
-    told = f'{MARKS[role]}{cells_text(world.maze)}{trail}{places_text(world.maze)}'
+    told = f'{MARKS[role]}{cells_text(world.maze)}{trail}{where_text(world.maze)}'
     if role == 'plan' and world.draft is not None:
         told += f'={world.draft.program}{trial_text(world.draft.trial, world.rules.moves)}'
     return (Message('user', told + world.failed * (role != 'plan')),)
@@ -131,8 +132,14 @@ def place(cell: int, size: int) -> str:
     return f'{row}{column}' if size <= 10 else f'{row},{column}'
 
 
-def places_text(maze: Maze) -> str:
-    return f'@{place(maze.at, maze.size)}.{place(maze.goal, maze.size)}'
+def where_text(maze: Maze) -> str:
+    """Where the walker is, how far it can go each way, and how far the goal is off."""
+    blind = dataclasses.replace(maze, goal=-1)
+    ways = ''.join(f'{letter}{len(plan_path.follow(blind, ((letter, None),)).moves)}' for letter in MOVES)
+    (row, column), (to_row, to_column) = divmod(maze.at, maze.size), divmod(maze.goal, maze.size)
+    down, right = to_row - row, to_column - column
+    offset = f'{"DU"[down < 0]}{abs(down)}{"RL"[right < 0]}{abs(right)}'
+    return f'@{place(maze.at, maze.size)}{ways}.{offset}'
 
 
 def trial_text(trial: Trial, moves: int) -> str:

@@ -20,7 +20,7 @@ def after_thoughts(text: str) -> str:
 
 def blocks(text: str) -> Iterator[tuple[str, str, bool]]:
     """(language in small letters, content, closed) of every fenced block, in order."""
-    fence, language, lines = '', '', []
+    fence, language, lines = '', '', list[str]()
     for line in text.split('\n'):
         found = FENCE.fullmatch(line.rstrip('\r'))
         if not fence and found:
@@ -47,6 +47,11 @@ def extract_code(text: str) -> str | None:
         [code for _, code, _ in found],
     )
     return next((codes[-1] for codes in ranked if codes and codes[-1].strip()), None)
+
+
+def is_python(verdict: Verdict) -> bool:
+    """Whether a program could be compiled."""
+    return not verdict.stderr.rstrip().rpartition('\n')[2].startswith(('SyntaxError', 'IndentationError', 'TabError'))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,12 +49,11 @@ WARM = (
 
 
 def main() -> None:
-    """Arguments: the control socket's number, 'strong' or 'weak', an empty folder, folders with packages."""
+    """Arguments: the control socket's number, 'strong' or 'weak', an empty folder, folders with packages, `--`, modules
+    to import once."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    strong, folder, packages = sys.argv[2] == 'strong', sys.argv[3], sys.argv[4:]
-    for name in WARM:
-        importlib.import_module(name)
-    sys.path += packages
+    strong, folder, last = sys.argv[2] == 'strong', sys.argv[3], sys.argv.index('--')
+    packages, modules = sys.argv[4:last], sys.argv[last + 1 :]
     libc = ctypes.CDLL(None, use_errno=True)
     if strong:
         wall_in(libc, folder, packages)
@@ -67,6 +66,9 @@ def main() -> None:
         checked(libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     checked(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0))  # no program may trace this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path += [f'/packages/{i}' for i in range(len(packages))] if strong else packages
+    for name in (*WARM, *modules):
+        importlib.import_module(name)
     gc.freeze()
     control.send(b'{}')
     limits, streams, ready = serve(control, folder if not strong else '')
@@ -93,7 +95,7 @@ def wall_in(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
     """
     proc, knobs = os.open('/proc/self', os.O_RDONLY), os.open('/proc/sys/user', os.O_RDONLY)
     everything = NEWUSER | NEWNS | NEWNET | NEWIPC | NEWUTS | NEWPID
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and is_mapped(NOBODY):
         checked(libc.unshare(NEWNS))
         build_root(libc, folder, packages)
         os.setgroups([])
@@ -110,6 +112,13 @@ def wall_in(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
         build_root(libc, folder, packages)
     os.close(proc)
     os.close(knobs)
+
+
+def is_mapped(user: int) -> bool:
+    """Whether a user exists in this process's own user namespace; in many containers only root does."""
+    with open('/proc/self/uid_map') as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= user < first + count for first, _, count in ranges)
 
 
 def become(proc: int, knobs: int, user: int, group: int) -> None:
@@ -139,9 +148,10 @@ def build_root(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
     mount(None, '/', None, REC | PRIVATE)
     mount('tmpfs', folder, 'tmpfs', NOSUID | NODEV, 'size=1m,mode=755')
     stdlib = os.path.dirname(os.path.realpath(os.__file__))
-    for path in dict.fromkeys((*VISIBLE, f'{sys.base_prefix}/lib', stdlib, *packages, *DEVICES)):
-        target = folder + path
-        if not os.path.exists(path) or (os.path.lexists(target) and path not in packages):
+    shown = {path: path for path in (*VISIBLE, f'{sys.base_prefix}/lib', stdlib, *DEVICES)}
+    for path, place in [*shown.items(), *((path, f'/packages/{i}') for i, path in enumerate(packages))]:
+        target = folder + place
+        if not os.path.exists(path) or os.path.lexists(target):
             continue
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):
@@ -155,8 +165,10 @@ def build_root(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
         if path not in DEVICES:
             kept = os.statvfs(path).f_flag & 15  # flags of the original must be kept
             mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | kept)
-    os.mkdir(f'{folder}/tmp')
-    os.symlink('/tmp', f'{folder}/dev/shm')
+    os.mkdir(f'{folder}/box')
+    for name in ('tmp', 'dev/shm'):
+        if not os.path.lexists(f'{folder}/{name}'):
+            os.symlink('/box', f'{folder}/{name}')
     os.chdir(folder)
     checked(libc.syscall(PIVOT_ROOT[platform.machine()], b'.', b'.'))
     checked(libc.umount2(b'.', DETACH))
@@ -172,6 +184,7 @@ def serve(control: socket.socket, folder: str) -> tuple[dict[str, int], list[int
 
     A request is a JSON object of limits with four descriptors: program, input, output, errors. `kill` is another.
     """
+    others = 2048 + tasks_of_user() if folder else 0  # without a namespace the limit counts all of the user's
     while True:
         request, streams, _, _ = socket.recv_fds(control, 4096, 4)
         if not request:
@@ -182,7 +195,7 @@ def serve(control: socket.socket, folder: str) -> tuple[dict[str, int], list[int
         own = f'{folder}/{limits["number"]}' if folder else ''
         if own:
             os.mkdir(own, 0o700)
-            limits['folder'] = own
+            limits |= {'folder': own, 'processes': limits['processes'] + others}
         ready, told = os.pipe()
         child = os.fork()
         if not child:
@@ -251,6 +264,18 @@ def children() -> list[int]:
     return found
 
 
+def tasks_of_user() -> int:
+    """Threads of all processes of this user."""
+    count = 0
+    for name in os.listdir('/proc'):
+        try:
+            if name.isdigit() and os.stat(f'/proc/{name}').st_uid == os.geteuid():
+                count += len(os.listdir(f'/proc/{name}/task'))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return count
+
+
 # In the child.
 
 
@@ -270,8 +295,8 @@ def prepare(libc: ctypes.CDLL, limits: dict, streams: list[int], ready: int) -> 
     else:
         checked(libc.unshare(NEWNS | NEWIPC))
         size = f'size={limits["disk"]},nr_inodes=4096,mode=777'.encode()
-        checked(libc.mount(b'tmpfs', b'/tmp', b'tmpfs', ctypes.c_ulong(NOSUID | NODEV), size))
-        os.chdir('/tmp')
+        checked(libc.mount(b'tmpfs', b'/box', b'tmpfs', ctypes.c_ulong(NOSUID | NODEV), size))
+        os.chdir('/box')
     with open('main.py', 'w', encoding='utf-8', errors='replace') as file:
         file.write(program)
     for kind, low, high in (
@@ -282,7 +307,7 @@ def prepare(libc: ctypes.CDLL, limits: dict, streams: list[int], ready: int) -> 
         (resource.RLIMIT_STACK, limits['stack'], limits['stack']),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
-        *([] if 'folder' in limits else [(resource.RLIMIT_NPROC, limits['processes'], limits['processes'])]),
+        (resource.RLIMIT_NPROC, limits['processes'], limits['processes']),
     ):
         resource.setrlimit(kind, (low, high))
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -315,17 +340,17 @@ def run(program: str) -> None:
     sys.modules['random'].seed(0)
     sys.argv, sys.path = ['main.py'], [os.getcwd(), *sys.path[1:]]
     module = types.ModuleType('__main__')
-    module.__file__, module.__builtins__ = 'main.py', builtins
+    module.__dict__.update(__file__='main.py', __builtins__=builtins)
     sys.modules['__main__'] = module
     atexit.register(leave, 1)  # runs last, after what the program registers, where it ends with an exception
-    code: object = 0
+    code = 0
     try:
         exec(compile(program, 'main.py', 'exec', dont_inherit=True), module.__dict__)
     except SystemExit as end:
-        code = end.code or 0
-        if not isinstance(code, int):
+        if not isinstance(end.code, int | None):
             raise
-    threading._shutdown()
+        code = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit.unregister(leave)
     atexit._run_exitfuncs()
     module.__dict__.clear()  # a file that was never closed is written out

@@ -3,7 +3,7 @@
 The prompts show the board as it is now; the program gets it on standard input.
 """
 
-import functools
+import dataclasses
 
 from mallm.envs import sokoban
 from mallm.envs.prose import PROGRAM_RULES, THINK, PythonTool, actions_list, final_answer
@@ -17,11 +17,9 @@ RULES = (
     'every box stands on a goal. Rows are counted from the top and columns from the left, from 0. # is a wall, a '
     'space is free, @ is you, $ a box, . a goal, * a box on a goal, + you on a goal.'
 )
-FORM = {
-    'tool': f'You write a program that finds a solution. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]',
-    'plan': f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]',
-}
-FORM['solo'] = FORM['tool']
+PROGRAM = f'You write a program that finds a solution. {PROGRAM_RULES} Example: **Actions List**: ["R", "R", "U"]'
+ANSWER = f'You decide which moves are made. {THINK} Example: #### ["R", "R", "U"]'
+FORM = {'tool': PROGRAM, 'plan': ANSWER, 'solo': PROGRAM}
 
 
 def spots(board: Board, cells: int) -> str:
@@ -58,13 +56,18 @@ def walked(board: Board, letters: str) -> Execution:
     return Execution(letters, board, '', len(letters))
 
 
-def draft(python: PythonTool, world: SokobanTeam, text: str) -> Draft:
+@dataclasses.dataclass(frozen=True)
+class Programmer:
     """Runs the program, and does what it listed on a copy."""
-    ran = python(text, world.board.render() + '\n')
-    listed = actions_list(ran.stdout) if ran.ok else None
-    said = sokoban.parse_moves(listed or '', world.rules.moves)
-    clean = bool(said.letters) and not said.garbage
-    return Draft(said.letters, walked(world.board, said.letters), clean, f'It reported:\n{ran.shown()}')
+
+    python: PythonTool
+
+    def __call__(self, world: SokobanTeam, text: str) -> Draft:
+        ran = self.python(text, world.board.render() + '\n')
+        listed = actions_list(ran.stdout) if ran.ok else None
+        said = sokoban.parse_moves(listed or '', world.rules.moves)
+        clean = bool(said.letters) and not said.garbage
+        return Draft(said.letters, walked(world.board, said.letters), clean, f'It reported:\n{ran.shown()}')
 
 
 def moves(text: str) -> str:
@@ -73,7 +76,6 @@ def moves(text: str) -> str:
     return ('?' if text.strip() else '') if answer is None else answer
 
 
-@functools.cache
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, functools.partial(draft, python), moves)
+    return Speech(show, Programmer(python), moves)

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 from mallm.envs import sokoban, sokoban_prose
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
 from mallm.envs.python_tool import run_python_tool
-from mallm.envs.shaping import OUTCOME
+from mallm.envs.shaping import OUTCOME, Shaping
 from mallm.envs.sokoban import Board, BoardSpec, Execution
-from mallm.envs.sokoban_team import COMPACT, NEARNESS, ORACLE, Rules, SokobanTeam
+from mallm.envs.sokoban_team import COMPACT, NEARNESS, ORACLE, OraclePotential, Rules, SokobanTeam
 
-SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
 SPEECHES = {'compact': COMPACT, 'text': sokoban_prose.speech(run_python_tool)}
 
 
@@ -58,9 +57,15 @@ class SokobanTask(Task):
         self.spec('any')
 
     @property
+    def shaping(self) -> Shaping:
+        reach = max(16, self.optimal[1] + 5, self.hard[1] + 5)
+        oracle = dataclasses.replace(ORACLE, potential=OraclePotential(reach))
+        return {'oracle': oracle, 'nearness': NEARNESS, 'outcome': OUTCOME}[self.reward]
+
+    @property
     def rules(self) -> Rules:
         moves = self.moves if self.style == 'compact' else 4 * self.size**2
-        return Rules(moves=moves, pushes=self.pushes, shaping=SHAPINGS[self.reward])
+        return Rules(moves=moves, pushes=self.pushes, shaping=self.shaping)
 
     def spec(self, layouts: str, *, hard: bool = False, min_inner_walls: int = 0) -> BoardSpec:
         optimal = self.hard if hard else self.optimal

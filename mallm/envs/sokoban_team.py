@@ -29,10 +29,19 @@ from mallm.types import Message, Reward
 MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
 
 
-def oracle_potential(board: Board) -> float:
-    """- (moves of a shortest solution, at most 16) / 16, and -1 where there is none: no board is worth spoiling."""
-    moves = sokoban.distance(board)
-    return -1.0 if moves is None else -min(moves, 16) / 16
+@dataclasses.dataclass(frozen=True)
+class OraclePotential:
+    """- (moves of a shortest solution, at most `reach`) / 16, and -reach / 16 where there is none: no board is worth
+    spoiling. Boards that need more moves than `reach` are all alike, so it has to exceed what is played."""
+
+    reach: int = 16
+
+    def __call__(self, board: Board) -> float:
+        try:
+            moves = sokoban.distance(board)
+        except sokoban.SolverLimit:
+            moves = None
+        return -(self.reach if moves is None else min(moves, self.reach)) / 16
 
 
 def nearness(board: Board) -> float:
@@ -43,10 +52,13 @@ def nearness(board: Board) -> float:
 
 
 def unsolvable(board: Board) -> bool:
-    return sokoban.distance(board) is None
+    try:
+        return sokoban.distance(board) is None
+    except sokoban.SolverLimit:
+        return False
 
 
-ORACLE = Shaping(oracle_potential, unsolvable, oracle=True)
+ORACLE = Shaping(OraclePotential(), unsolvable, oracle=True)
 NEARNESS = Shaping(nearness, never, oracle=False)
 
 

@@ -3,18 +3,16 @@
 The prompts show the grid as it is now; the program gets it on standard input.
 """
 
-import functools
+import dataclasses
 
 from mallm.envs import sudoku
 from mallm.envs.prose import PROGRAM_RULES, THINK, PythonTool, actions_list, final_answer, literal
 from mallm.envs.sudoku_team import Draft, Fill, Fills, Speech, SudokuTeam, fills_text, parse_fills, place, write
 from mallm.types import Message
 
-FORM = {
-    'tool': f'You write a program that finds values. {PROGRAM_RULES} Example: **Actions List**: [[0, 2, 1], [3, 1, 4]]',
-    'plan': f'You decide what is filled in. {THINK} Example: #### [[0, 2, 1], [3, 1, 4]]',
-}
-FORM['solo'] = FORM['tool']
+PROGRAM = f'You write a program that finds values. {PROGRAM_RULES} Example: **Actions List**: [[0, 2, 1], [3, 1, 4]]'
+ANSWER = f'You decide what is filled in. {THINK} Example: #### [[0, 2, 1], [3, 1, 4]]'
+FORM = {'tool': PROGRAM, 'plan': ANSWER, 'solo': PROGRAM}
 
 
 def rules(size: int) -> str:
@@ -22,8 +20,8 @@ def rules(size: int) -> str:
     return (
         f'A Sudoku of {size} rows and {size} columns. Every row, every column and every box of {rows} rows and '
         f'{columns} columns holds each of 1 to {size} once. `.` is an empty cell. A fill is [row, column, value], with '
-        'rows and columns counted from 0; value 0 empties a cell again. Given cells cannot be changed, and a fill is refused '
-        'when its row, column or box has the value already.'
+        'rows and columns counted from 0; value 0 empties a cell again. Given cells cannot be changed, and a fill is '
+        'refused when its row, column or box has the value already.'
     )
 
 
@@ -56,20 +54,27 @@ def fills_in(answer: str, world: SudokuTeam) -> Fills:
     return Fills(tuple(fills[: world.rules.fills]), int(not known), len(fills) > world.rules.fills)
 
 
-def draft(python: PythonTool, world: SudokuTeam, text: str) -> Draft:
+@dataclasses.dataclass(frozen=True)
+class Programmer:
     """Runs the program, and makes what it listed on a copy, up to the first fill that is refused."""
-    ran = python(text, world.grid.render() + '\n')
-    listed = actions_list(ran.stdout) if ran.ok else None
-    said = fills_in(listed or '', world)
-    end, made = world.grid, 0
-    for fill in said.fills:
-        after, illegal = write(end, (fill,))
-        if illegal:
-            break
-        end, made = after, made + 1
-    stuck = 0 if made < len(said.fills) else None
-    program = fills_text(said.fills[: made + 1], world.grid.size)
-    return Draft(program, said.fills[:made], end, stuck, said.clean, f'It reported:\n{ran.shown()}')
+
+    python: PythonTool
+
+    def __call__(self, world: SudokuTeam, text: str) -> Draft:
+        ran = self.python(text, world.grid.render() + '\n')
+        listed = actions_list(ran.stdout) if ran.ok else None
+        said = fills_in(listed or '', world)
+        end, made = world.grid, 0
+        for fill in said.fills:
+            after, illegal = write(end, (fill,))
+            if illegal:
+                break
+            end, made = after, made + 1
+        stuck = 0 if made < len(said.fills) else None
+        program, failing = (
+            fills_text(some, world.grid.size) for some in (said.fills[: made + 1], said.fills[made:][:1])
+        )
+        return Draft(program, said.fills[:made], end, stuck, said.clean, f'It reported:\n{ran.shown()}', failing)
 
 
 def fills(world: SudokuTeam, text: str) -> Fills:
@@ -77,7 +82,6 @@ def fills(world: SudokuTeam, text: str) -> Fills:
     return Fills((), len(text.strip()), False) if answer is None else fills_in(answer, world)
 
 
-@functools.cache
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, functools.partial(draft, python), fills)
+    return Speech(show, Programmer(python), fills)

@@ -74,11 +74,11 @@ class SudokuTask(Task):
         return world.grid.blanks
 
     def floor(self, world: SudokuTeam, turns: int, seed: int) -> bool:
-        """Whether as many fills as a team may make, each a random value that fits a random cell, solve the puzzle."""
+        """Whether as many fills as a team may make, each of a random value in a random empty cell, solve the puzzle."""
         draw, grid = random.Random(seed), world.grid
         for _ in range(turns * self.fills):
-            fits = fitting(grid)
-            grid = write(grid, (draw.choice(fits),))[0] if fits else grid
+            if not grid.solved:
+                grid, _ = write(grid, ((draw.choice(empty_cells(grid)), draw.randint(1, self.size)),))
         return grid.solved
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
@@ -98,38 +98,44 @@ def fitting(grid: Sudoku) -> list[Fill]:
 def beginner(seed: int, task: SudokuTask) -> list[Demonstration]:
     """What a beginner writes who knows which cells are empty, and not where something follows.
 
-    `tool` and `solo` name random empty cells in a random way, `plan` writes what the interpreter filled in before it
-    stopped, and refuses when that is nothing. Without a tool, `plan` writes random values that fit. No solver is asked.
-    Up to three such turns go before, so that later grids are known.
+    `tool` and `solo` name random empty cells that have not failed yet, `plan` writes what the interpreter filled in
+    before it stopped, and refuses when that is nothing. Without a tool, `plan` writes random values that fit. No solver
+    is asked. Up to three such turns go before, so that later grids and failures are known.
     """
     draw, world = random.Random(seed), task.train(seed)
     for _ in range(draw.choice((0, 0, 1, 2, 3))):
-        world = dataclasses.replace(world, grid=look(world.grid, random_cells(world.grid, task, draw), task.fills).end)
-    if world.solved:
-        return []
-    text = random_cells(world.grid, task, draw)
-    plan = random_fills(world.grid, task, draw)
-    if 'tool' in task.team:
-        plan = fills_text(look(world.grid, text, task.fills).fills, task.size)
-    shown = {'tool': text, 'solo': text, 'plan': plan}
+        for role, text in said(world, task, draw).items():
+            world, _ = world.act(role, text)
     demonstrations = []
-    for role in task.team:
-        demonstrations.append(Demonstration(role, world.observe(role), shown[role]))
-        world, _ = world.act(role, shown[role])
+    for role, text in ({} if world.solved else said(world, task, draw)).items():
+        demonstrations.append(Demonstration(role, world.observe(role), text))
+        world, _ = world.act(role, text)
     return demonstrations
 
 
-def random_cells(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
-    """One to as many random empty cells as fit in a turn, one in four by place."""
-    cells = empty_cells(grid)
-    named = draw.sample(cells, min(len(cells), draw.randint(1, task.fills)))
-    return ''.join(draw.choice(('', '', '', '*')) + place(cell, grid.size) for cell in named)
+def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, str]:
+    """What each role of a beginners' team writes in one turn."""
+    named = random_cells(world, task, draw)
+    if 'tool' in task.team:
+        plan = fills_text(look(world.grid, named, task.fills).fills, task.size)
+    else:
+        plan = random_fills(world.grid, task, draw)
+    texts = {'tool': named, 'solo': named, 'plan': plan}
+    return {role: texts[role] for role in task.team}
+
+
+def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
+    """As many random empty cells as fit in a turn, one in four by place."""
+    grid = world.grid
+    cells = [cell for cell in empty_cells(grid) if f'!{place(cell, grid.size)}' not in world.failed]
+    draw.shuffle(cells)
+    return ''.join(draw.choice(('', '', '', '*')) + place(cell, grid.size) for cell in cells[: task.fills])
 
 
 def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
-    """One to as many fills as fit in a turn, of random values that fit random cells."""
-    fills = []
-    for _ in range(draw.randint(1, task.fills)):
+    """As many fills as fit in a turn, of random values that fit random cells."""
+    fills: list[Fill] = []
+    while len(fills) < task.fills:
         if not (fits := fitting(grid)):
             break
         fills.append(draw.choice(fits))

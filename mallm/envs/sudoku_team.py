@@ -91,6 +91,7 @@ class Draft:
       stuck: None, or the values (as bits) that fit the cell at which nothing followed.
       clean: whether all of the text was understood and some of it said something.
       told: what else `plan` is told, e.g. what a program printed.
+      failing: '' or what it got stuck at.
     """
 
     program: str
@@ -99,6 +100,7 @@ class Draft:
     stuck: int | None
     clean: bool
     told: str = ''
+    failing: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,14 +178,15 @@ def look(grid: Sudoku, text: str, most: int) -> Draft:
     fills: list[Fill] = []
     program, end = '', grid
     for cell, by_place in named.cells:
-        program += '*' * by_place + place(cell, grid.size)
+        one = '*' * by_place + place(cell, grid.size)
+        program += one
         open_cell = cell >= 0 and not end.cells[cell]
         rule = sudoku.hidden if by_place else sudoku.naked
         value = rule(end.size, end.cells, cell) if open_cell else 0
         after = end.fill(cell, value) if value else None
         if after is None:
             fits = sudoku.candidates(end.size, end.cells, cell) if open_cell else 0
-            return Draft(program, tuple(fills), end, fits, clean)
+            return Draft(program, tuple(fills), end, fits, clean, failing=one)
         fills.append((cell, value))
         end = after
     return Draft(program, tuple(fills), end, None, clean)
@@ -307,9 +310,10 @@ def penalties(rules: Rules, draft: Draft) -> tuple[tuple[str, float], ...]:
 
 
 def moved(world: SudokuTeam, grid: Sudoku, draft: Draft | None) -> SudokuTeam:
-    """The world after a turn that led to `grid`."""
+    """The world after a turn that led to `grid`. Followed to where it got stuck, that much is known of the new grid."""
     if grid != world.grid:
-        return dataclasses.replace(world, grid=grid, draft=None, failed='')
+        failing = draft.failing if draft is not None and grid == draft.end else ''
+        return dataclasses.replace(world, grid=grid, draft=None, failed=f'!{failing}' if failing else '')
     fails = f'!{draft.program}' if draft is not None and draft.stuck is not None and draft.program else ''
     return dataclasses.replace(world, draft=None, failed=world.failed + fails)
 
