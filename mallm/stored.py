@@ -17,7 +17,9 @@ from jax.sharding import Mesh
 from mallm.config import describe, override, rebuilt, same
 from mallm.envs.arithmetic import ArithmeticTask
 from mallm.envs.base import Task
+from mallm.envs.code import CodeTask
 from mallm.envs.crew import CrewTask
+from mallm.envs.math import MathTask
 from mallm.envs.plan_path_task import PlanPathTask
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.envs.sudoku_task import SudokuTask
@@ -32,7 +34,8 @@ from mallm.policies import foundation, make_policies
 from mallm.rollout.chat import Tokenizer
 
 TASKS: Mapping[str, type[Task]] = {
-    task.__name__: task for task in (SokobanTask, PlanPathTask, SudokuTask, ArithmeticTask, CrewTask)
+    task.__name__: task
+    for task in (SokobanTask, PlanPathTask, SudokuTask, CrewTask, ArithmeticTask, MathTask, CodeTask)
 }
 """The tasks that come with mallm, by the name that config.json has for them."""
 TASK_TYPE = 'task_type'

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.math_at_grpo import CONFIG as MATH
 from experiments.sokoban_at_grpo import CONFIG
 from experiments.sudoku_at_grpo import CONFIG as SUDOKU
 from mallm.config import describe, override
@@ -41,7 +42,7 @@ CREW = override(
 
 
 @pytest.mark.parametrize(
-    'experiment', [Experiment(), VARIED, CREW, override(Experiment(), {'task': ArithmeticTask()}), SUDOKU]
+    'experiment', [Experiment(), VARIED, CREW, override(Experiment(), {'task': ArithmeticTask()}), SUDOKU, MATH]
 )
 def test_an_experiment_comes_back_from_its_config_file_as_it_was(experiment, tmp_path):
     read = read_experiment(written(tmp_path, settings_of(experiment)))

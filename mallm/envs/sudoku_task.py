@@ -31,7 +31,7 @@ class SudokuTask(Task):
 
     instance_name: ClassVar[str] = 'puzzle'
     difficulty_name: ClassVar[str] = 'empty cells'
-    floor_name: ClassVar[str] = 'random fills that fit'
+    floor_name: ClassVar[str] = 'random fills'
 
     team: tuple[str, ...] = ('tool', 'plan')
     size: int = 4
