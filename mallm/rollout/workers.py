@@ -367,5 +367,6 @@ def connect(address: str, cpus: float) -> bool:
         ray.init(address=address or None, **quiet)
         return True
     room = max(1, math.ceil(cpus), os.cpu_count() or 1)
+    os.environ.setdefault('RAY_worker_niceness', '0')  # 15 otherwise, which any other work would starve
     ray.init(address='local', num_cpus=room, include_dashboard=False, _node_ip_address='127.0.0.1', **quiet)
     return True

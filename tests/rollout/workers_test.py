@@ -12,6 +12,7 @@ import time
 
 os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
 os.environ['RAY_AUTH_MODE'] = 'disabled'
+os.environ['RAY_worker_niceness'] = '0'
 
 import flax.linen as nn
 import jax
