@@ -5,20 +5,16 @@ import functools
 from typing import Literal
 
 from mallm.algo import Algorithm, credit, losses, schedule
+from mallm.config import require
 from mallm.envs.base import Task
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.learn import pack
 from mallm.models.config import Architecture
 from mallm.models.lora import TARGETS, Lora
+from mallm.overlap import OverlapSettings
 from mallm.rollout import tree
 from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
 from mallm.rollout.workers import WorkerSettings
-
-
-def require(holds: bool, name: str, value: object, rule: str) -> None:
-    """Raises ValueError with the value, the rule and so the remedy."""
-    if not holds:
-        raise ValueError(f'{name}={value!r}: {rule}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,6 +307,7 @@ class Experiment:
     sampling: SamplingSettings = SamplingSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     learning: LearningSettings = LearningSettings()
+    overlap: OverlapSettings = OverlapSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     save_every: int = 25
@@ -352,6 +349,12 @@ class Experiment:
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,
             f'must be a multiple of data * fsdp = {rows} of model.mesh',
         )  # fmt: skip
+        self.overlap.check(
+            old_policy=self.algorithm.old_policy,
+            save_every=self.save_every,
+            step_groups=self.learning.step_groups,
+            mesh=self.model.mesh,
+        )
 
     @property
     def folder_name(self) -> str:

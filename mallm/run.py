@@ -13,7 +13,7 @@ from mallm.algo import Algorithm, losses
 from mallm.config import describe
 from mallm.experiment import Experiment
 from mallm.guard import NO_GUARD, Guard, NoGuard
-from mallm.io.base import restore_base
+from mallm.io.base import require_same_base, restore_base
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Silent, Sink
 from mallm.learn.pool import Pool
@@ -132,8 +132,10 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     arrays, progress = run.checkpoints.restore(step, like)
     for name, pool in run.pools.items():
         pool.state = dataclasses.replace(pool.state, **arrays[name])
-    if run.base and run.experiment.warm_start.steps:  # else it is what it was made, or read, as
+    if run.base and run.experiment.warm_start.steps:
         base = restore_base(run.folder, run.frozen)
         run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
+    elif run.base:  # it is what it was made, or read, as
+        require_same_base(run.frozen, progress['base'])
     load(run, step, base=True)
     return step, progress

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
-MEETING_PLACE = {'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate'}
+MEETING_PLACE = {'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline'}
 MAY_IMPORT = {
     '__init__': set(),
     **{name: set() for name in FLOOR_0},
