@@ -17,7 +17,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
-MEETING_PLACE = {'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline'}
+MEETING_PLACE = {
+    'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline', 'stored', 'judge',
+    'export',
+}  # fmt: skip
 MAY_IMPORT = {
     '__init__': set(),
     **{name: set() for name in FLOOR_0},
@@ -30,7 +33,9 @@ MAY_IMPORT = {
     'io': {*FLOOR_0, 'io', 'models'},
     **dict.fromkeys(MEETING_PLACE, FLOOR_0 | BELOW | MEETING_PLACE),
     'cli': FLOOR_0 | BELOW | MEETING_PLACE,
-    'table': FLOOR_0 | BELOW | MEETING_PLACE,
+    'table': FLOOR_0 | BELOW | MEETING_PLACE | {'cli'},
+    'comparison': set(),
+    'sweep': FLOOR_0 | BELOW | MEETING_PLACE | {'table', 'comparison'},
 }
 """What each part of mallm may import from mallm. A part that is not listed has no floor."""
 

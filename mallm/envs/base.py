@@ -6,7 +6,7 @@ undone.
 
 import abc
 import dataclasses
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from mallm.types import Message, Reward
 
@@ -80,9 +80,20 @@ class Task(abc.ABC):
 
     Attributes:
       team: the roles in acting order.
+      instance_name: what one world is called in reports (a board, a story).
+      difficulty_name: what `difficulty` counts.
+      floor_name: what plays for `floor`.
     """
 
+    instance_name: ClassVar[str] = 'instance'
+    difficulty_name: ClassVar[str] = 'difficulty'
+    floor_name: ClassVar[str] = 'chance'
+
     team: tuple[str, ...]
+
+    def words(self) -> dict[str, str]:
+        """What reports call things."""
+        return {'instance': self.instance_name, 'difficulty': self.difficulty_name, 'floor': self.floor_name}
 
     @abc.abstractmethod
     def train(self, seed: int) -> World:

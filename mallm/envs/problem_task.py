@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from mallm.envs import data, sandbox
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, Demonstration, Task, World
@@ -30,6 +30,10 @@ class ProblemTask(Task, abc.ABC):
       cpu_s, memory_mib: of one program.
       require_isolation: refuse to run programs where a wall of the sandbox is missing.
     """
+
+    instance_name: ClassVar[str] = 'problem'
+    difficulty_name: ClassVar[str] = 'level'
+    floor_name: ClassVar[str] = 'chance'
 
     problems: str = 'made'
     final: str = ''
