@@ -7,12 +7,13 @@ request draws the same answers whatever it is batched with.
 
 import asyncio
 import bisect
+import contextlib
 import dataclasses
 import functools
 import operator
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -187,6 +188,7 @@ class JaxEngine:
         self._stacked: Any = None
         self._waiting: list[Request] = []
         self._drain: asyncio.Task[None] | None = None
+        self._holds = 0
         self._counts: Counter[str] = Counter()
         self._shapes: set[tuple] = set()
 
@@ -241,12 +243,21 @@ class JaxEngine:
             self._drain = asyncio.create_task(self._run_when_quiet())
         return await reply
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Answers nothing meanwhile: worlds act elsewhere, and their next prompts belong into the same batches."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
     async def _run_when_quiet(self) -> None:
         """Waits until a turn of the event loop adds no request, then answers all that wait."""
         seen = -1
-        while seen != len(self._waiting):
+        while seen != len(self._waiting) or self._holds:
             seen = len(self._waiting)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001 if self._holds else 0)
         waiting, self._waiting = self._waiting, []
         by_shape: dict[tuple, list[Request]] = {}
         for request in waiting:
