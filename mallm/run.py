@@ -22,6 +22,8 @@ from mallm.policies import make_policies, within_context
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer
 from mallm.rollout.jax_engine import JaxEngine
+from mallm.rollout.sglang import SGLangEngine
+from mallm.serving import MakeEngine, embedded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Run:
     experiment: Experiment
     algorithm: Algorithm
     tokenizer: Tokenizer
-    engine: JaxEngine
+    engine: JaxEngine | SGLangEngine
     pools: Mapping[str, Pool]
     base: Pool | None
     updater: Updater
@@ -55,9 +57,10 @@ def build(
     folder: pathlib.Path,
     resume_at: int | None,
     guard: Guard | NoGuard = NO_GUARD,
+    make_engine: MakeEngine = embedded,
 ) -> Run:
     """Makes every part."""
-    root, algorithm, p = jax.random.key(experiment.seed), experiment.algorithm.build(), make_policies(experiment)
+    algorithm, p = experiment.algorithm.build(), make_policies(experiment)
     experiment = within_context(experiment, p.module.arch)
     make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
@@ -67,7 +70,7 @@ def build(
         experiment,
         algorithm,
         p.tokenizer,
-        JaxEngine(p.module, p.tokenizer, root),
+        make_engine(experiment, p, folder),
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),

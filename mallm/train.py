@@ -20,6 +20,7 @@ from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.update import Knobs
 from mallm.rollout import tree
 from mallm.run import Run, build, load, restore, save
+from mallm.serving import engines
 from mallm.types import Credited, Trajectory
 from mallm.warm import warm_start
 
@@ -35,7 +36,11 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     """
     folder, at = folder_and_step(experiment, resume)
     code = commit()  # before anything can change on disk
-    with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
+    with (
+        guarded(folder, limits) as guard,
+        engines(experiment) as make_engine,
+        (run := build(experiment, folder, at, guard, make_engine)).sink,
+    ):
         step, progress = begin(run, code) if at is None else restore(run, at)
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()

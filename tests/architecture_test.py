@@ -15,9 +15,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph'}
+FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph', 'keeper'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
-MEETING_PLACE = {'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate'}
+MEETING_PLACE = {'experiment', 'folder', 'policies', 'servers', 'serving', 'run', 'warm', 'train', 'evaluate'}
 MAY_IMPORT = {
     '__init__': set(),
     **{name: set() for name in FLOOR_0},

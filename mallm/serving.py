@@ -1,0 +1,126 @@
+"""What a run samples with: the embedded engine, or SGLang servers, given or started here for as long as it runs."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mallm import hosts, servers
+from mallm.experiment import Experiment
+from mallm.io import hf, peft
+from mallm.models import hf_map
+from mallm.models.config import Architecture
+from mallm.models.lora import Lora
+from mallm.policies import Policies
+from mallm.rollout.jax_engine import JaxEngine
+from mallm.rollout.sglang import BASE, Published, SGLangEngine
+
+MakeEngine = Callable[[Experiment, Policies, pathlib.Path], JaxEngine | SGLangEngine]
+"""(experiment, policies, run folder) -> engine."""
+START_S = 900.0
+"""Seconds in which a server that was started here must be healthy."""
+MEMORY = pathlib.Path('/dev/shm')
+
+
+def embedded(experiment: Experiment, policies: Policies, folder: pathlib.Path) -> JaxEngine:
+    return JaxEngine(policies.module, policies.tokenizer, jax.random.key(experiment.seed))
+
+
+@contextlib.contextmanager
+def engines(experiment: Experiment) -> Iterator[MakeEngine]:
+    """How a run makes its engine. What is made has ended when this ends, however that comes about."""
+    if experiment.engine == 'jax':
+        yield embedded
+        return
+    with contextlib.ExitStack() as stack:
+        yield lambda experiment, policies, folder: served(experiment, policies, folder, stack)
+
+
+def served(
+    experiment: Experiment, policies: Policies, folder: pathlib.Path, stack: contextlib.ExitStack
+) -> SGLangEngine:
+    """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool."""
+    arch, lora = policies.module.arch, policies.module.lora
+    publish = Publisher(stack.enter_context(memory_folder()), arch, policies.module.dtype, lora)
+    if experiment.endpoints:
+        endpoints = servers.urls(experiment.endpoints, sorted(policies.pools))
+    else:
+        endpoints = started(experiment, policies, folder, publish, stack)
+    engine = SGLangEngine(
+        policies.tokenizer,
+        arch.vocab,
+        endpoints,
+        publish,
+        adapters=lora is not None,
+        model_type=hf_map.to_json(arch)['model_type'],
+        limits=experiment.serving,
+        key=servers.api_key(),
+    )
+    stack.callback(engine.close)
+    return engine
+
+
+def started(
+    experiment: Experiment,
+    policies: Policies,
+    folder: pathlib.Path,
+    publish: 'Publisher',
+    stack: contextlib.ExitStack,
+) -> dict[str, list[str]]:
+    """Servers of our own, on the weights there are now; they end with this process."""
+    lora = policies.module.lora
+    device = 'cuda' if jax.default_backend() == 'gpu' else 'cpu'
+    models = {BASE: policies.base.state.params} if policies.base else {}
+    models = models or {name: pool.state.params for name, pool in policies.pools.items()}
+    running = {}
+    for name, params in models.items():
+        spec = servers.Spec(
+            publish(name, hosts.local(params), 0).folder,
+            device,
+            jnp.dtype(policies.module.dtype).name,
+            adapters=2 * len(policies.pools) if lora else 0,
+            rank=lora.rank if lora else 0,
+            tokens=servers.Spec.tokens if device == 'cpu' else 0,
+        )
+        log = folder / 'servers' / f'{name or "base"}-{jax.process_index()}.log'
+        one, process = servers.start(spec, log, tethered=True)
+        stack.callback(servers.stop, one.pid)
+        running[name] = one, process
+    for one, process in running.values():
+        servers.wait(one, process, START_S)
+    return {name: [running.get(name, running.get(BASE))[0].url] for name in policies.pools}  # type: ignore[index]
+
+
+@contextlib.contextmanager
+def memory_folder() -> Iterator[pathlib.Path]:
+    """A folder in memory where the machine has one for files, else among the temporary ones; gone at the end."""
+    within = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix='mallm-', dir=within, ignore_cleanup_errors=True) as name:
+        yield pathlib.Path(name)
+
+
+class Publisher:
+    """Writes weights where a server on this machine reads them. Of each policy the newest version is kept."""
+
+    def __init__(self, root: pathlib.Path, arch: Architecture, dtype: Any, lora: Lora | None) -> None:
+        self._root, self._arch, self._dtype, self._lora = root, arch, dtype, lora
+        self._newest: dict[str, pathlib.Path] = {}
+
+    def __call__(self, policy: str, weights: Any, version: int) -> Published:
+        folder = self._root / f'{policy or "base"}-{version}-{time.monotonic_ns():x}'
+        if self._lora is None or policy == BASE:
+            hf.export(folder, self._arch, weights, dtype=self._dtype, everywhere=True)
+        else:  # SGLang scales by alpha / rank whatever use_rslora says, so alpha is what comes out as our scale
+            alpha = self._lora.scale * self._lora.rank
+            peft.export_adapter(folder, weights, alpha=alpha, rs=False, base='base', everywhere=True)
+        if old := self._newest.get(policy):
+            shutil.rmtree(old, ignore_errors=True)
+        self._newest[policy] = folder
+        return Published(str(folder), sum(file.stat().st_size for file in folder.iterdir()))
