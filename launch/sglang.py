@@ -123,9 +123,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add.add_argument('--policies', nargs='+', default=['*'], help='each gets servers of its own; "*" is all of them')
     add.add_argument('--count', type=int, default=1, help='servers for each policy')
     add.add_argument('--dtype', default='float32', help='float32 or bfloat16, as model.dtype of the experiment')
-    add.add_argument(
-        '--adapters', type=int, default=0, help='LoRA adapters at once: twice the pools; 0 for none'
-    )
+    add.add_argument('--adapters', type=int, default=0, help='LoRA adapters at once: twice the pools; 0 for none')
     add.add_argument('--rank', type=int, default=16, help='of the largest adapter')
     add.add_argument('--host', default=servers.LOOPBACK, help='0.0.0.0 listens to other machines: then set a key')
     add.add_argument('--port', type=int, default=0, help='of the first server; 0 takes free ones')

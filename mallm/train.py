@@ -1,8 +1,9 @@
 """The one place where everything meets: play, credit, route, pack, learn, load, log, evaluate, save."""
 
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,11 +45,13 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         step, progress = begin(run, code) if at is None else restore(run, at)
         while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
             started = time.process_time()
-            train_step(run, step, done)
+            with saved_where_play_fails(run, step, progress):
+                train_step(run, step, done)
             progress['training_cpu_minutes'] += hosts.agreed((time.process_time() - started) / 60)
             step += 1
             if experiment.evaluation.every and step % experiment.evaluation.every == 0:
-                watch(run, step)
+                with saved_where_play_fails(run, step, progress):
+                    watch(run, step)
             if step % experiment.save_every == 0 or step == experiment.steps:
                 save(run, step, progress)
         after = report(run, 'after', step)
@@ -58,6 +61,17 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         write_report(folder)
     run.checkpoints.close()
     return summary
+
+
+@contextlib.contextmanager
+def saved_where_play_fails(run: Run, step: int, progress: Mapping[str, Any]) -> Iterator[None]:
+    """What was learned until too many episodes failed, as when all servers are dead, is saved before the run ends."""
+    try:
+        yield
+    except TooManyFaultsError:
+        if run.checkpoints.latest() != step:
+            save(run, step, progress)
+        raise
 
 
 def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
