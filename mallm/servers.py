@@ -125,7 +125,7 @@ def start(spec: Spec, log: pathlib.Path, *, tethered: bool) -> tuple[Started, su
     spec = dataclasses.replace(spec, port=spec.port or free_port(spec.host))
     python = interpreter(spec.device)
     log.parent.mkdir(parents=True, exist_ok=True)
-    served = [python, '-I', keeper.__file__, 'serve', *spec.arguments()]
+    served = [python, '-I', '-u', keeper.__file__, 'serve', *spec.arguments()]
     command = [sys.executable, '-I', '-S', keeper.__file__, 'keep', str(log), 'yes' if tethered else 'no', *served]
     kept = subprocess.Popen(
         command,
