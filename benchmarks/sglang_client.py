@@ -76,7 +76,7 @@ def serving(width: int, count: int, seed: int):
     module = Transformer(ModelSettings(width=width, ffn=2 * width).architecture(len(TOKENIZER)))
     params = nn.unbox(module.init(jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)))['params']
     with memory_folder() as folder, contextlib.ExitStack() as stack:
-        first = Publisher(folder / 'first', module.arch, jnp.float32, None)('p', params, 0).folder
+        first = Publisher(folder / 'first', module)('p', params, 0).folder
         running = []
         for i in range(count):
             spec = servers.Spec(first, tokens=1 << 17)
@@ -84,7 +84,7 @@ def serving(width: int, count: int, seed: int):
             stack.callback(servers.stop, running[-1][0].pid)
         for one, process in running:
             servers.wait(one, process, START_S)
-        publish = Publisher(folder / 'later', module.arch, jnp.float32, None)
+        publish = Publisher(folder / 'later', module)
         yield Bench(publish, params, module, tuple(one.url for one, _ in running))
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mallm import hosts, servers
 from mallm.experiment import Experiment
 from mallm.io import hf, peft
 from mallm.models import hf_map
-from mallm.models.config import Architecture
-from mallm.models.lora import Lora
+from mallm.models.lora import variables
+from mallm.models.transformer import Transformer
 from mallm.policies import Policies
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.rollout.sglang import BASE, Published, SGLangEngine
@@ -27,6 +28,8 @@ MakeEngine = Callable[[Experiment, Policies, pathlib.Path], JaxEngine | SGLangEn
 START_S = 900.0
 """Seconds in which a server that was started here must be healthy."""
 MEMORY = pathlib.Path('/dev/shm')
+PROOF = 16
+"""Ids of the sequence by which a server shows that it computes what the learner does."""
 
 
 def embedded(experiment: Experiment, policies: Policies, folder: pathlib.Path) -> JaxEngine:
@@ -48,7 +51,7 @@ def served(
 ) -> SGLangEngine:
     """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool."""
     arch, lora = policies.module.arch, policies.module.lora
-    publish = Publisher(stack.enter_context(memory_folder()), arch, policies.module.dtype, lora)
+    publish = Publisher(stack.enter_context(memory_folder()), policies.module)
     if experiment.endpoints:
         endpoints = servers.urls(experiment.endpoints, sorted(policies.pools))
     else:
@@ -109,18 +112,29 @@ def memory_folder() -> Iterator[pathlib.Path]:
 class Publisher:
     """Writes weights where a server on this machine reads them. Of each policy the newest version is kept."""
 
-    def __init__(self, root: pathlib.Path, arch: Architecture, dtype: Any, lora: Lora | None) -> None:
-        self._root, self._arch, self._dtype, self._lora = root, arch, dtype, lora
+    def __init__(self, root: pathlib.Path, module: Transformer) -> None:
+        self._root, self._module, self._lora = root, module, module.lora
         self._newest: dict[str, pathlib.Path] = {}
+        self._base: Any = None
+        self._forward = {adapts: jax.jit(module.clone(lora=self._lora if adapts else None).apply)
+                         for adapts in (False, True)}  # fmt: skip
 
     def __call__(self, policy: str, weights: Any, version: int) -> Published:
         folder = self._root / f'{policy or "base"}-{version}-{time.monotonic_ns():x}'
+        adapts = self._lora is not None and policy != BASE
         if self._lora is None or policy == BASE:
-            hf.export(folder, self._arch, weights, dtype=self._dtype, everywhere=True)
+            hf.export(folder, self._module.arch, weights, dtype=self._module.dtype, everywhere=True)
+            self._base = weights if self._lora else None
         else:  # SGLang scales by alpha / rank whatever use_rslora says, so alpha is what comes out as our scale
             alpha = self._lora.scale * self._lora.rank
             peft.export_adapter(folder, weights, alpha=alpha, rs=False, base='base', everywhere=True)
         if old := self._newest.get(policy):
             shutil.rmtree(old, ignore_errors=True)
         self._newest[policy] = folder
-        return Published(str(folder), sum(file.stat().st_size for file in folder.iterdir()))
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        proof = np.arange(1, PROOF + 1) * 7919 % min(self._module.arch.vocab, 1000)
+        logits_TV = self._forward[adapts](variables(weights, self._base if adapts else None), proof[None])[0]
+        logp_TV = np.asarray(jax.nn.log_softmax(logits_TV.astype(jnp.float32)))
+        logps = tuple(logp_TV[np.arange(PROOF - 1), proof[1:]].tolist())
+        tolerance = 0.05 if jnp.dtype(self._module.dtype) == jnp.float32 else 0.5
+        return Published(str(folder), size, tuple(proof.tolist()), logps, tolerance)

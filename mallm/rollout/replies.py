@@ -136,6 +136,17 @@ def answer(
     return Answer(tuple(kept), drawn, text, 'stop' if ended else 'length', version, shortened(spans, len(kept)))
 
 
+def distance(reply: Any, logps: Sequence[float]) -> float:
+    """Mean absolute difference (nats) between a prompt's log-probs in a reply and the learner's; its first has none."""
+    try:
+        said = [pair[0] for pair in reply['meta_info']['input_token_logprobs']][1:]
+        return sum(abs(a - b) for a, b in zip(said, logps, strict=True)) / max(1, len(logps))
+    except (TypeError, KeyError, IndexError, ValueError) as cause:
+        raise MalformedError(
+            f'no log-prob for each of {len(logps) + 1} prompt ids ({cause}): {str(reply)[:200]}'
+        ) from cause
+
+
 def checked(ids: Any, pairs: Any, count: Any, most: int, vocab: int) -> list[float]:
     """The log-probabilities (nats) of sampled ids, one each, none above 0. `pairs` are [log-prob, id, text]."""
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids) or not isinstance(pairs, list):

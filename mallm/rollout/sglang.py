@@ -35,10 +35,17 @@ BASE = ''
 
 
 class Published(NamedTuple):
-    """Weights where servers can read them: a folder, and how many bytes are in it."""
+    """Weights where servers can read them, and how to tell that a server computes with them what the learner does.
+
+    `logps[i]` is the learner's log-probability of `ids[i + 1]` after `ids[: i + 1]`; a server's may differ by
+    `tolerance` on average. (SGLang takes some weights of another shape without a word.) No ids, no such check.
+    """
 
     folder: str
     bytes: int
+    ids: tuple[int, ...] = ()
+    logps: tuple[float, ...] = ()
+    tolerance: float = 0.05
 
 
 Publish = Callable[[str, Any, int], Published]
@@ -50,7 +57,7 @@ class Loaded(NamedTuple):
 
     name: str
     version: int
-    folder: str
+    published: Published
 
 
 class SGLangEngine:
@@ -145,7 +152,7 @@ class SGLangEngine:
             name += f'-{secrets.token_hex(2)}'  # other weights under the same number: before and after a warm start
         published = self._publish(policy, weights, version)
         self._versions[name] = (policy, version)
-        self._wanted[policy] = Loaded(name, version, published.folder)
+        self._wanted[policy] = Loaded(name, version, published)
         servers = [server for server in self._fleet.servers if policy in (*server.policies, BASE)]
         if self._pushes:
             self._wait(self._push_all(servers))
@@ -181,20 +188,39 @@ class SGLangEngine:
 
     async def _push(self, server: Server, policy: str, wanted: Loaded) -> None:
         if policy == BASE or not self._adapters:
-            body = {'model_path': wanted.folder, 'weight_version': wanted.name, 'flush_cache': True}
+            body = {'model_path': wanted.published.folder, 'weight_version': wanted.name, 'flush_cache': True}
             await self._call(server, 'POST', '/update_weights_from_disk', self._limits.sync_s, body)
             told = await self._call(server, 'GET', '/model_info', self._limits.connect_s)
             if told.get('weight_version') != wanted.name:
                 raise replies.StaleError(f'{server.url} still has {told.get("weight_version")!r}, not {wanted.name!r}')
         else:
-            body = {'lora_name': wanted.name, 'lora_path': wanted.folder}
+            body = {'lora_name': wanted.name, 'lora_path': wanted.published.folder}
             told = await self._call(server, 'POST', '/load_lora_adapter', self._limits.sync_s, body)
             if wanted.name not in (told.get('loaded_adapters') or {}):
                 raise replies.StaleError(f'{server.url} has not loaded {wanted.name!r}: {told.get("error_message")}')
             if old := server.holds.get(policy):
                 await self._call(server, 'POST', '/unload_lora_adapter', self._limits.sync_s, {'lora_name': old})
             await self._call(server, 'POST', '/flush_cache', self._limits.connect_s)
+        await self._prove(server, wanted, policy != BASE and self._adapters)
         server.holds[policy] = wanted.name
+
+    async def _prove(self, server: Server, wanted: Loaded, is_adapter: bool) -> None:
+        """Raises MisfitError where a server's log-probabilities are not the learner's."""
+        ids, logps = wanted.published.ids, wanted.published.logps
+        if not ids:
+            return
+        body = {
+            'input_ids': list(ids), 'sampling_params': {'max_new_tokens': 1, 'temperature': 1.0},
+            'return_logprob': True, 'logprob_start_len': 0, **({'lora_path': wanted.name} if is_adapter else {}),
+        }  # fmt: skip
+        reply = await self._call(server, 'POST', '/generate', self._limits.request_s, body)
+        away = replies.distance(reply, logps)
+        if not away <= wanted.published.tolerance:
+            raise replies.MisfitError(
+                f"{server.url} holds {wanted.name!r}, yet its log-probs are {away:.3f} nats from the learner's on "
+                f'average (at most {wanted.published.tolerance} may be rounding): it runs a model of another shape, '
+                'vocabulary or kind; start it with the model that is trained'
+            )
 
     def _lost(self, server: Server, fault: BaseException) -> None:
         """Leaves a server alone until it is found alive and up to date."""
