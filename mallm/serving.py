@@ -17,6 +17,7 @@ from mallm import hosts, servers
 from mallm.experiment import Experiment
 from mallm.io import hf, peft
 from mallm.models import hf_map
+from mallm.models.config import Architecture
 from mallm.models.lora import variables
 from mallm.models.transformer import Transformer
 from mallm.policies import Policies
@@ -62,7 +63,7 @@ def served(
         endpoints,
         publish,
         adapters=lora is not None,
-        model_type=hf_map.to_json(arch)['model_type'],
+        shape=shape_of(arch),
         limits=experiment.serving,
         key=servers.api_key(),
     )
@@ -99,6 +100,14 @@ def started(
     for one, process in running.values():
         servers.wait(one, process, START_S)
     return {name: [running.get(name, running.get(BASE))[0].url] for name in policies.pools}  # type: ignore[index]
+
+
+def shape_of(arch: Architecture) -> dict[str, Any]:
+    """What a server's config.json must say, or weights of ours would end it."""
+    sizes = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+             'num_key_value_heads')  # fmt: skip
+    said = hf_map.to_json(arch)
+    return {name: said[name] for name in ('model_type', *sizes)}
 
 
 @contextlib.contextmanager

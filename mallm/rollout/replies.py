@@ -4,7 +4,10 @@ A reply is believed only after its ids, log-probabilities, length and weight ver
 answers wrongly would be trained on without a word.
 """
 
+import contextlib
+import json
 import math
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +87,17 @@ def request(
         return body | {'input_ids': list(prompt.ids), 'sampling_params': drawn}
     each = [common | {'temperature': temperature} for temperature in temperatures]
     return body | {'input_ids': [list(prompt.ids)] * k, 'sampling_params': each}
+
+
+def misfits(told: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of its model, where that is not as in `shape` (fields of a Hugging Face config.json).
+
+    /model_info tells the type; the rest stands in the model's config.json, where that can be read from here.
+    """
+    said = {'model_type': told.get('model_type')}
+    with contextlib.suppress(OSError, ValueError):
+        said |= json.loads((pathlib.Path(told['model_path']) / 'config.json').read_text())
+    return {name: said[name] for name, value in shape.items() if name in said and said[name] != value}
 
 
 def answers(

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
@@ -75,13 +76,12 @@ class SGLangEngine:
         publish: Publish,
         *,
         adapters: bool,
-        model_type: str | None = None,
+        shape: Mapping[str, Any] = MappingProxyType({}),
         limits: Limits = Limits(),  # noqa: B008
         key: str = '',
-        pushes: bool = True,
     ) -> None:
-        """`model_type` is what the servers must say they run; `key` their API key, or empty; a process that does not
-        `pushes` leaves that to another, which loads the same weights to the same servers."""
+        """`shape` is what the servers' config.json must say of their model, where it can be seen; `key` is their API
+        key, or empty."""
         require_vocabulary(tokenizer, vocab)
         shared = [server for server in Fleet(endpoints, limits).servers if len(server.policies) > 1]
         if shared and not adapters:
@@ -89,8 +89,8 @@ class SGLangEngine:
                 f'{shared[0].url} is to serve {shared[0].policies}: full weights of one policy at a time fit in a '
                 'server; give each its own, or use LoRA (model.lora.rank)'
             )
-        self._tokenizer, self._vocab, self._publish, self._pushes = tokenizer, vocab, publish, pushes
-        self._adapters, self._model_type, self._limits = adapters, model_type, limits
+        self._tokenizer, self._vocab, self._publish = tokenizer, vocab, publish
+        self._adapters, self._shape, self._limits = adapters, shape, limits
         self._fleet = Fleet(endpoints, limits)
         self._headers = {'Authorization': f'Bearer {key}'} if key else {}
         self._run = secrets.token_hex(4)
@@ -135,11 +135,12 @@ class SGLangEngine:
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Replaces one policy's weights, or its adapter, on all its servers, and checks that they have them.
 
-        A server that is not there is left for later. None at all there is no error here either: the next step's
-        requests wait for one within their patience, and fail then, when what was learned can be saved.
+        A server that is not there is left for later. None at all is no error either, except at first: the next
+        step's requests wait for one within their patience, and fail then, when what was learned can be saved.
 
         Raises:
           RefusedError, MisfitError: a server cannot hold such weights.
+          PASSING faults: at the policy's first load no server took them.
         """
         if policy not in self._fleet.policies:
             raise EngineError(f'policy {policy!r} has no server; there are some for {sorted(self._fleet.policies)}')
@@ -151,30 +152,37 @@ class SGLangEngine:
         if name == (self._wanted[policy].name if policy in self._wanted else ''):
             name += f'-{secrets.token_hex(2)}'  # other weights under the same number: before and after a warm start
         published = self._publish(policy, weights, version)
+        first = policy not in self._wanted
         self._versions[name] = (policy, version)
         self._wanted[policy] = Loaded(name, version, published)
         servers = [server for server in self._fleet.servers if policy in (*server.policies, BASE)]
-        if self._pushes:
-            self._wait(self._push_all(servers))
+        lost = self._wait(self._push_all(servers))
+        if first and lost and not any(server.up for server in servers):
+            raise lost[0]
         self._counts['sync bytes'] += published.bytes * len(servers)
         self._counts['sync nanoseconds'] += time.perf_counter_ns() - started
 
-    async def _push_all(self, servers: Sequence[Server]) -> None:
+    async def _push_all(self, servers: Sequence[Server]) -> list[EngineError]:
+        """Brings servers up to date, all at once; returns why some could not be reached."""
+        lost: list[EngineError] = []
         outcomes = await asyncio.gather(*(self._connect(server) for server in servers), return_exceptions=True)
         for server, outcome in zip(servers, outcomes, strict=True):
             if isinstance(outcome, replies.PASSING):
                 self._lost(server, outcome)
+                lost.append(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+        return lost
 
     async def _connect(self, server: Server) -> None:
         """Makes sure of a server: it is there, runs the right model, and holds what is wanted of it now."""
         async with self._locks[server.url]:
             told = await self._call(server, 'GET', '/model_info', self._limits.connect_s)
-            if self._model_type is not None and told.get('model_type') != self._model_type:
+            if other := replies.misfits(told, self._shape):
+                ours = {name: self._shape[name] for name in other}
                 raise replies.MisfitError(
-                    f'{server.url} runs a model of type {told.get("model_type")!r}, the learner one of type '
-                    f'{self._model_type!r}; start it with the model that is trained'
+                    f'{server.url} runs another model: {other}, where the learner has {ours}; start it with the model '
+                    'that is trained'
                 )
             if not server.up:
                 said = await self._call(server, 'GET', '/server_info', self._limits.connect_s)

@@ -92,6 +92,9 @@ def broken(how: str, said: bytes) -> bytes:
     if how == 'no answer':
         return b'[]'
     row = reply[0] if isinstance(reply, list) else reply
+    if how == 'other log-probs of the prompt':
+        for pair in row['meta_info']['input_token_logprobs'][1:]:
+            pair[0] -= 1.0
     meta = row['meta_info']
     pairs = meta['output_token_logprobs']
     if how == 'one log-prob missing':

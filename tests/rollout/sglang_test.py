@@ -30,7 +30,7 @@ from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.rollout.fleet import Fleet, Limits
 from mallm.rollout.sglang import SGLangEngine
-from mallm.serving import Publisher, memory_folder
+from mallm.serving import Publisher, memory_folder, shape_of
 from mallm.types import Answer, Prompt
 from tests.rollout.broken_proxy import Proxy
 
@@ -137,7 +137,7 @@ def client(bench: Bench, *urls: str, policies: Sequence[str] = (), limits: Limit
     publish = Publisher(root / f'{time.monotonic_ns():x}', MODULE if policies else WHOLE)
     endpoints = {policy: list(urls) for policy in policies or ('shared',)}
     engine = SGLangEngine(
-        TOKENIZER, ARCH.vocab, endpoints, publish, adapters=bool(policies), model_type='qwen3', limits=limits
+        TOKENIZER, ARCH.vocab, endpoints, publish, adapters=bool(policies), shape=shape_of(ARCH), limits=limits
     )
     with contextlib.closing(engine):
         yield engine
@@ -347,18 +347,30 @@ def test_a_fault_that_stays_fails_the_episode_with_its_kind_in_bounded_time(benc
 
 def test_a_server_with_another_model_is_refused_when_weights_are_loaded(bench, proxy):
     proxy.breaks('other model', times=1000)
-    with client(bench, proxy.url) as engine, pytest.raises(replies.MisfitError, match='runs a model of type'):
+    with client(bench, proxy.url) as engine, pytest.raises(replies.MisfitError, match='runs another model'):
         engine.load('shared', weights(1), 0)
 
 
-def test_weights_of_another_shape_are_refused_by_name(bench, url):
-    """The same family, a larger vocabulary: the server must not take them, and the client must say so."""
-    other = Transformer(dataclasses.replace(ARCH, vocab=ARCH.vocab + 64))
-    params = nn.unbox(other.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))['params']
+def test_a_server_with_another_vocabulary_is_refused_before_weights_would_end_it(bench, url):
+    """SGLang 0.5.23 ends when it is given an embedding of another size."""
     with client(bench, url) as engine:
-        engine._publish = Publisher(pathlib.Path(bench.model).parents[1] / 'other', other)
-        with pytest.raises(replies.MisfitError, match='another shape, vocabulary'):
-            engine.load('shared', params, 0)
+        engine.load('shared', weights(1), 0)
+        with client(bench, url) as other:
+            other._shape = shape_of(dataclasses.replace(ARCH, vocab=ARCH.vocab + 64))
+            with pytest.raises(replies.MisfitError, match='vocab_size'):
+                other.load('shared', weights(1), 0)
+        assert one(engine)[0].ids == greedy({'params': weights(1)}, PROMPT)
+
+
+def test_a_server_that_computes_something_else_with_our_weights_is_refused(bench, proxy):
+    proxy.breaks('other log-probs of the prompt', times=1000)
+    with client(bench, proxy.url) as engine, pytest.raises(replies.MisfitError, match="from the learner's"):
+        engine.load('shared', weights(1), 0)
+
+
+def test_without_a_server_at_the_first_load_the_run_ends_at_once(bench):
+    with client(bench, 'http://127.0.0.1:9') as engine, pytest.raises(replies.UnreachableError, match='127.0.0.1:9'):
+        engine.load('shared', weights(1), 0)
 
 
 # --- without a server
