@@ -16,6 +16,7 @@ class Proxy(contextlib.AbstractContextManager):
     def __init__(self, url: str) -> None:
         self._to = urllib.parse.urlsplit(url).netloc
         self._how, self._left = '', 0
+        self._last = '', 0
         self._lock = threading.Lock()
         self.seen: list[str] = []
         outer = self
@@ -44,6 +45,10 @@ class Proxy(contextlib.AbstractContextManager):
     def breaks(self, how: str, times: int) -> None:
         self._how, self._left = how, times
 
+    def dies_after(self, path: str, count: int) -> None:
+        """Breaks every connection once it has answered so many requests to a path."""
+        self._last = path, count
+
     def _due(self, path: str) -> str:
         """How this reply is to be broken, or nothing."""
         about = {'other model': '/model_info', 'dead': path}.get(self._how, '/generate')
@@ -54,6 +59,9 @@ class Proxy(contextlib.AbstractContextManager):
             return self._how
 
     def hand_on(self, client: http.server.BaseHTTPRequestHandler, body: bytes) -> None:
+        path, count = self._last
+        if path and self.seen.count(path) >= count:
+            self.breaks('dead', times=1)
         self.seen.append(client.path)
         how = self._due(client.path)
         if how in ('closed', 'dead'):

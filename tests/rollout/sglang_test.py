@@ -21,6 +21,15 @@ from flax import linen as nn
 from launch.sglang import install
 from mallm import servers
 from mallm.errors import EngineError
+from mallm.experiment import (
+    EvaluationSettings,
+    Experiment,
+    LearningSettings,
+    ModelSettings,
+    SamplingSettings,
+    WarmStartSettings,
+)
+from mallm.io.checkpoint import Checkpoints
 from mallm.models import lora
 from mallm.models.config import Architecture
 from mallm.models.lora import Lora
@@ -31,6 +40,7 @@ from mallm.rollout.engine import SamplingParams
 from mallm.rollout.fleet import Fleet, Limits
 from mallm.rollout.sglang import SGLangEngine
 from mallm.serving import Publisher, memory_folder, shape_of
+from mallm.train import TooManyFaultsError, train
 from mallm.types import Answer, Prompt
 from tests.rollout.broken_proxy import Proxy
 
@@ -298,6 +308,30 @@ def test_a_step_finishes_on_the_other_server_and_a_restarted_one_gets_the_presen
     assert greedy(mine, PROMPT) != greedy({'params': weights(0)}, PROMPT)
 
 
+def test_with_all_servers_dead_the_run_saves_what_was_learned_and_ends_and_later_goes_on(bench, url, tmp_path):
+    """A20: they die after the first step's weights; the run ends within its patience, and can be resumed."""
+    endpoints = tmp_path / 'servers.json'
+    experiment = Experiment(
+        steps=2, runs=str(tmp_path / 'runs'), wandb='disabled', save_every=100, engine='sglang',
+        endpoints=str(endpoints), serving=QUICK,
+        model=ModelSettings(width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=64),
+        sampling=SamplingSettings(envs=4, k=4, turns=1), warm_start=WarmStartSettings(steps=0),
+        learning=LearningSettings(step_groups=8, micro_groups=8),
+        evaluation=EvaluationSettings(every=0, report_boards=2, replays=1),
+    )  # fmt: skip
+    with Proxy(url) as between:
+        endpoints.write_text(json.dumps({'*': [between.url]}))
+        between.dies_after('/update_weights_from_disk', 3)
+        with pytest.raises(TooManyFaultsError, match='engine unreachable'):
+            train(experiment)
+        folder = tmp_path / 'runs' / experiment.folder_name
+        assert Checkpoints(folder).latest() == 1
+    with Proxy(url) as between:
+        endpoints.write_text(json.dumps({'*': [between.url]}))
+        told = train(experiment, resume=folder.name)
+    assert told['faults'] == 0 and Checkpoints(folder).latest() == 2
+
+
 # --- replies that are wrong
 
 
@@ -369,7 +403,7 @@ def test_a_server_that_computes_something_else_with_our_weights_is_refused(bench
 
 
 def test_without_a_server_at_the_first_load_the_run_ends_at_once(bench):
-    with client(bench, 'http://127.0.0.1:9') as engine, pytest.raises(replies.UnreachableError, match='127.0.0.1:9'):
+    with client(bench, 'http://127.0.0.1:9') as engine, pytest.raises(replies.UnreachableError, match='Cannot connect'):
         engine.load('shared', weights(1), 0)
 
 
