@@ -20,8 +20,16 @@ import tempfile
 import venv
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
 from mallm import servers
+from mallm.experiment import ModelSettings
+from mallm.models.transformer import Transformer
+from mallm.rollout.chat import TinyTokenizer
 from mallm.servers import ServerError, Spec, Started
+from mallm.serving import Publisher
 
 CPU = pathlib.Path(__file__).parent / 'cpu'
 
@@ -50,13 +58,14 @@ def start(given: argparse.Namespace) -> int:
     out = pathlib.Path(given.out)
     if out.exists() and any(servers.alive(one.pid) for one in known(out)):
         raise ServerError(f'{out} names servers that run; stop them first, or choose another --out')
-    begun: dict[str, list[tuple[Started, subprocess.Popen]]] = {}
     logs = pathlib.Path(given.logs or tempfile.mkdtemp(prefix='mallm-servers-'))
+    model = tiny(logs) if given.model == 'tiny' else given.model
+    begun: dict[str, list[tuple[Started, subprocess.Popen]]] = {}
     try:
         for policy in given.policies:
             for i in range(given.count):
                 spec = Spec(
-                    given.model, given.device, given.dtype, given.adapters, given.rank, given.host,
+                    model, given.device, given.dtype, given.adapters, given.rank, given.host,
                     given.port and given.port + sum(map(len, begun.values())), given.tokens, given.reads_text,
                     tuple(given.extra),
                 )  # fmt: skip
@@ -72,6 +81,13 @@ def start(given: argparse.Namespace) -> int:
     servers.write_endpoints(out, {policy: [one for one, _ in pairs] for policy, pairs in begun.items()})
     print(f'wrote {out}')
     return 0
+
+
+def tiny(folder: pathlib.Path) -> str:
+    """A folder with a new model of the main experiment's shape; the run that uses the server brings its own weights."""
+    module = Transformer(ModelSettings().architecture(len(TinyTokenizer())))
+    params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))['params']
+    return Publisher(folder / 'tiny', module)('shared', params, 0).folder
 
 
 def known(out: pathlib.Path) -> list[Started]:
@@ -118,7 +134,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     add = verbs.add_parser('start', help='start servers and write the endpoints file')
     add.set_defaults(does=start)
-    add.add_argument('--model', required=True, help='folder or hub id')
+    add.add_argument('--model', required=True, help="folder, hub id, or 'tiny': a new one as in the main experiment")
     add.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     add.add_argument('--policies', nargs='+', default=['*'], help='each gets servers of its own; "*" is all of them')
     add.add_argument('--count', type=int, default=1, help='servers for each policy')

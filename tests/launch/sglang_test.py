@@ -79,7 +79,8 @@ def test_a_tethered_server_ends_with_all_its_children_when_the_run(tmp_path, way
         process.stdin.close()
         process.wait(60)
     else:
-        run = f'import sys, time; sys.path.insert(0, {str(pathlib.Path.cwd())!r}); from tests.launch.sglang_test import *; '
+        run = f'import sys, time; sys.path.insert(0, {str(pathlib.Path(__file__).parents[2])!r}); '
+        run += 'from tests.launch.sglang_test import *; '
         run += f'p = kept(pathlib.Path({str(tmp_path / "log")!r}), SLEEPS, tethered=True); '
         run += 'print(group(p), flush=True); time.sleep(600)'
         parent = subprocess.Popen([sys.executable, '-c', run], stdout=subprocess.PIPE, text=True)
