@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import IO
 
 KEY = 'MALLM_SGLANG_KEY'
 GRACE_S = 5.0
@@ -31,7 +33,7 @@ def keep(log: str, tethered: bool, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     if tethered:
-        threading.Thread(target=lambda: (sys.stdin.read(), stop()), daemon=True).start()
+        threading.Thread(target=until_untied, args=(stop,), daemon=True).start()
     copier = threading.Thread(target=copy, args=(server.stdout, log), daemon=True)
     copier.start()
     status = server.wait()
@@ -40,7 +42,13 @@ def keep(log: str, tethered: bool, command: list[str]) -> int:
     return status
 
 
-def copy(lines, log: str) -> None:
+def until_untied(stop: Callable[[], None]) -> None:
+    """Calls `stop` when whoever asked for the server has closed its end, or is no more."""
+    sys.stdin.read()
+    stop()
+
+
+def copy(lines: IO[bytes], log: str) -> None:
     """Everything the server says, without the key."""
     key = os.environ.get(KEY, '').encode()
     with open(log, 'ab', buffering=0) as file:

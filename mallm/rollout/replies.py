@@ -94,9 +94,10 @@ def misfits(told: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]
 
     /model_info tells the type; the rest stands in the model's config.json, where that can be read from here.
     """
-    said = {'model_type': told.get('model_type')}
+    said: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         said |= json.loads((pathlib.Path(told['model_path']) / 'config.json').read_text())
+    said['model_type'] = told.get('model_type')
     return {name: said[name] for name, value in shape.items() if name in said and said[name] != value}
 
 

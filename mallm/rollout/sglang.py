@@ -206,11 +206,11 @@ class SGLangEngine:
             told = await self._call(server, 'POST', '/load_lora_adapter', self._limits.sync_s, body)
             if wanted.name not in (told.get('loaded_adapters') or {}):
                 raise replies.StaleError(f'{server.url} has not loaded {wanted.name!r}: {told.get("error_message")}')
-            if old := server.holds.get(policy):
-                await self._call(server, 'POST', '/unload_lora_adapter', self._limits.sync_s, {'lora_name': old})
-            await self._call(server, 'POST', '/flush_cache', self._limits.connect_s)
-        await self._prove(server, wanted, policy != BASE and self._adapters)
-        server.holds[policy] = wanted.name
+        is_adapter = policy != BASE and self._adapters
+        await self._prove(server, wanted, is_adapter)
+        old, server.holds[policy] = server.holds.get(policy), wanted.name
+        if is_adapter and old:  # from here on no request names it; the server waits for those that did
+            await self._call(server, 'POST', '/unload_lora_adapter', self._limits.sync_s, {'lora_name': old})
 
     async def _prove(self, server: Server, wanted: Loaded, is_adapter: bool) -> None:
         """Raises MisfitError where a server's log-probabilities are not the learner's."""
@@ -314,8 +314,8 @@ class SGLangEngine:
     async def _ask(
         self, server: Server, policy: str, prompt: Prompt, k: int, params: SamplingParams
     ) -> tuple[Answer, ...]:
-        before = self._wanted[policy]
-        adapter = server.holds.get(policy, before.name) if self._adapters else None
+        held = server.holds[policy]
+        oldest, adapter = self._versions[held][1], held if self._adapters else None
         body = replies.request(
             prompt, k, params, ends=self._tokenizer.ends, adapter=adapter, reads_text=server.reads_text
         )
@@ -330,12 +330,11 @@ class SGLangEngine:
             self._end(server)
 
         def version_of(name: str) -> int | None:
-            """A version that was the wanted one at some time while this request was under way."""
+            """The number of weights that this server held when it was asked, or was given since."""
             if self._adapters:
-                held = self._wanted.get(BASE)
-                return before.version if held is None or name == held.name else None
-            owner, version = self._versions.get(name, ('', -1))
-            return version if owner == policy and before.version <= version else None
+                return oldest if BASE not in self._wanted or name == self._wanted[BASE].name else None
+            owner, version = self._versions.get(name, (BASE, -1))
+            return version if owner == policy and version >= oldest else None
 
         drawn = replies.answers(reply, k, params, self._tokenizer, self._vocab, version_of)
         self._counts['tokens'] += sum(len(answer.ids) for answer in drawn)
