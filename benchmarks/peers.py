@@ -29,7 +29,7 @@ import tyro
 
 from benchmarks.measure import ROOT, Spread, facts, show, usable_cores, use_cores, write
 
-TRL = ('trl>=1.16,<2', 'torch>=2.8,<3', 'transformers>=5.24,<6', 'accelerate>=1.15,<2', 'datasets>=5.2,<6')
+TRL = ('trl>=1.16,<2', 'torch==2.13.0', 'transformers>=5.24,<6', 'accelerate>=1.15,<2', 'datasets>=5.2,<6')
 TARGET = 5.0
 
 

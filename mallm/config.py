@@ -9,6 +9,12 @@ from typing import Any, TypeVar
 Config = TypeVar('Config')
 
 
+def require(holds: bool, name: str, value: object, rule: str) -> None:
+    """Raises ValueError with the value, the rule and so the remedy."""
+    if not holds:
+        raise ValueError(f'{name}={value!r}: {rule}')
+
+
 def override(config: Config, changes: Mapping[str, Any]) -> Config:
     """The config with leaves replaced by dotted name, e.g. {'task.reward': 'outcome'}.
 

@@ -1,19 +1,17 @@
 """Held-out evaluation: one path, no tree, success means solved."""
 
-import asyncio
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import hosts, rng
 from mallm.envs.base import FINAL, HELD_OUT, World
 from mallm.experiment import Experiment
-from mallm.rollout import tree
+from mallm.rollout import tree, workers
+from mallm.rollout.workers import Sample, Seeded
 from mallm.types import Trajectory
-
-Sample = Callable[[Sequence[World], tree.Place, tree.Stage], Coroutine[Any, Any, list[Trajectory]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +73,11 @@ def evaluate(
     return Evaluation(tuple(played(tree.play_single, worlds, place, stage)), tuple(difficulty))
 
 
-def played(sample: Sample, worlds: Sequence[World], place: tree.Place, stage: tree.Stage) -> list[Trajectory]:
+def played(sample: Sample, worlds: Sequence[World | Seeded], place: tree.Place, stage: tree.Stage) -> list[Trajectory]:
     """Episodes of all worlds, each process playing its share of them and all of them getting every trajectory."""
     mine = hosts.share(len(worlds))
     there = dataclasses.replace(place, env=place.env + mine.start)
-    return hosts.gathered(asyncio.run(sample(worlds[mine.start : mine.stop], there, stage)))
+    return hosts.gathered(workers.play(sample, worlds[mine.start : mine.stop], there, stage))
 
 
 def replay_of(trajectory: Trajectory, difficulty: int) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """The living parts of a run: how they are made, how the engine gets new weights, what a checkpoint holds."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,17 +13,20 @@ from mallm.algo import Algorithm, losses
 from mallm.config import describe
 from mallm.experiment import Experiment
 from mallm.guard import NO_GUARD, Guard, NoGuard
-from mallm.io.base import restore_base
+from mallm.io.base import require_same_base, restore_base
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Silent, Sink
 from mallm.learn.pool import Pool
 from mallm.learn.state import LearnerState
 from mallm.learn.update import Updater
+from mallm.models.transformer import Transformer
 from mallm.policies import make_policies, within_context
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.rollout.sglang import SGLangEngine
+from mallm.rollout.workers import Crew, Workers
+from mallm.rollout.workers import embedded as embedded_in_worker
 from mallm.serving import MakeEngine, embedded
 
 
@@ -33,7 +37,7 @@ class Run:
     experiment: Experiment
     algorithm: Algorithm
     tokenizer: Tokenizer
-    engine: JaxEngine | SGLangEngine
+    engine: JaxEngine | SGLangEngine | Workers
     pools: Mapping[str, Pool]
     base: Pool | None
     updater: Updater
@@ -50,6 +54,11 @@ class Run:
 
     def stage(self, cast: Mapping[str, str], temperature: float | None = None) -> tree.Stage:
         return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        if isinstance(self.engine, Workers):
+            self.engine.close()
 
 
 def build(
@@ -70,7 +79,7 @@ def build(
         experiment,
         algorithm,
         p.tokenizer,
-        make_engine(experiment, p, folder),
+        with_workers(experiment, p.module, p.tokenizer, make_engine(experiment, p, folder)),
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),
@@ -82,6 +91,16 @@ def build(
     )
     load(run, 0, base=True)
     return run
+
+
+def with_workers(
+    experiment: Experiment, module: Transformer, tokenizer: Tokenizer, engine: JaxEngine | SGLangEngine
+) -> JaxEngine | SGLangEngine | Workers:
+    """The engine, and Ray actors that play beside it where the experiment wants some."""
+    if isinstance(engine, SGLangEngine) or not experiment.rollout_workers:
+        return engine
+    crew = Crew(tokenizer, functools.partial(embedded_in_worker, module, tokenizer, experiment.seed))
+    return Workers(engine, experiment.rollout_workers, crew, experiment.worker)
 
 
 def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:
@@ -117,8 +136,10 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     arrays, progress = run.checkpoints.restore(step, like)
     for name, pool in run.pools.items():
         pool.state = dataclasses.replace(pool.state, **arrays[name])
-    if run.base and run.experiment.warm_start.steps:  # else it is what it was made, or read, as
+    if run.base and run.experiment.warm_start.steps:
         base = restore_base(run.folder, run.frozen)
         run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
+    elif run.base:  # it is what it was made, or read, as
+        require_same_base(run.frozen, progress['base'])
     load(run, step, base=True)
     return step, progress

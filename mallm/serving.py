@@ -6,7 +6,8 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,13 +51,19 @@ def engines(experiment: Experiment) -> Iterator[MakeEngine]:
 def served(
     experiment: Experiment, policies: Policies, folder: pathlib.Path, stack: contextlib.ExitStack
 ) -> SGLangEngine:
-    """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool."""
+    """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool.
+
+    New weights are put into memory; where a server is on another machine, into the run folder, which it must see too.
+    """
     arch, lora = policies.module.arch, policies.module.lora
-    publish = Publisher(stack.enter_context(memory_folder()), policies.module)
-    if experiment.endpoints:
-        endpoints = servers.urls(experiment.endpoints, sorted(policies.pools))
+    given = share(servers.urls(experiment.endpoints, sorted(policies.pools))) if experiment.endpoints else {}
+    if all(map(is_here, (url for urls in given.values() for url in urls))):
+        root = stack.enter_context(memory_folder())
     else:
-        endpoints = started(experiment, policies, folder, publish, stack)
+        root = folder.resolve() / 'weights' / str(jax.process_index())
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+    publish = Publisher(root, policies.module)
+    endpoints = given or started(experiment, policies, folder, publish, stack)
     engine = SGLangEngine(
         policies.tokenizer,
         arch.vocab,
@@ -69,6 +76,25 @@ def served(
     )
     stack.callback(engine.close)
     return engine
+
+
+def share(endpoints: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """This process's servers: each has its own, so that nobody else renews their weights.
+
+    Raises:
+      ServerError: there are fewer than processes.
+    """
+    mine = {policy: list(urls[jax.process_index() :: jax.process_count()]) for policy, urls in endpoints.items()}
+    if lacking := sorted(policy for policy, urls in mine.items() if not urls):
+        raise servers.ServerError(
+            f'{jax.process_count()} processes and fewer servers of policies {lacking}: each process needs one of its own'
+        )
+    return mine
+
+
+def is_here(url: str) -> bool:
+    """Whether a server sees this machine's memory-backed folders; others read weights from the run folder."""
+    return urllib.parse.urlsplit(url).hostname in ('127.0.0.1', 'localhost', '::1')
 
 
 def started(

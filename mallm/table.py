@@ -47,13 +47,28 @@ def gather(
 
 
 def stored(experiment: Experiment) -> dict[str, Any] | None:
-    """The summary of a run that was made with these very settings, or None."""
-    settings = json.loads(json.dumps(describe(experiment)))
+    """The summary of a run that was made with these very settings, or None.
+
+    A setting that did not exist yet when a run was made counts as set to what is its default now.
+    """
+    plain = lambda settings: json.loads(json.dumps(describe(settings)))  # noqa: E731
+    settings, default = plain(experiment), plain(Experiment())
     for folder in sorted(pathlib.Path(experiment.runs).glob(f'{experiment.folder_name}*')):
-        summary = files.read_json(folder / 'summary.json')
-        if summary and files.read_json(folder / 'config.json') == settings:
+        summary, used = files.read_json(folder / 'summary.json'), files.read_json(folder / 'config.json')
+        if summary and used and filled(used, default) == settings:
             return summary
     return None
+
+
+def filled(settings: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with the missing ones of its groups taken from `default`; a group that `default` lacks is kept."""
+    inner = {
+        name: filled(value, default[name])
+        for name, value in settings.items()
+        if isinstance(value, Mapping) and isinstance(default.get(name), Mapping)
+    }
+    closed = {name for name in ('pools', 'roles', 'pool_rates') if name in settings}  # named by the user, not fields
+    return {**default, **settings, **{name: value for name, value in inner.items() if name not in closed}}
 
 
 def write(table: Mapping[str, Any], out: pathlib.Path) -> None:

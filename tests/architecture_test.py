@@ -17,7 +17,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph', 'keeper'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
-MEETING_PLACE = {'experiment', 'folder', 'policies', 'servers', 'serving', 'run', 'warm', 'train', 'evaluate'}
+MEETING_PLACE = {
+    'experiment', 'folder', 'policies', 'servers', 'serving', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline',
+}  # fmt: skip
 MAY_IMPORT = {
     '__init__': set(),
     **{name: set() for name in FLOOR_0},
@@ -38,6 +40,7 @@ HOME_OF = {
     'wandb': 'mallm/io/',
     'orbax': 'mallm/io/',
     'safetensors': 'mallm/io/',
+    'ray': 'mallm/rollout/workers.py',
     **dict.fromkeys(['aiohttp', 'httpx', 'requests', 'urllib.request', 'http.client'], 'mallm/rollout/sglang.py'),
 }
 """The one place that may know each of these."""
@@ -117,7 +120,7 @@ def worlds_and_credit_know_no_jax(root: pathlib.Path) -> list[str]:
 
 
 def outside_services_have_one_home(root: pathlib.Path) -> list[str]:
-    """wandb, orbax and safetensors in io only; HTTP in the SGLang client only."""
+    """wandb, orbax and safetensors in io only; HTTP in the SGLang client only; Ray in the rollout workers only."""
     return [
         f'{file}:{line} imports {name}, whose home is {home}'
         for file, tree in sources(root, 'mallm', 'experiments')

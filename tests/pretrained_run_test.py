@@ -23,6 +23,7 @@ from mallm.experiment import (
     WarmStartSettings,
 )
 from mallm.io import hf
+from mallm.io.checkpoint import CheckpointError
 from mallm.models.config import Architecture
 from mallm.policies import make_policies, within_context
 from tests.rollout.chat_test import pretrained
@@ -99,6 +100,15 @@ def test_adapters_were_trained_over_the_very_weights_of_the_checkpoint(ran, sour
     ]
     assert moved == ['left', 'right']
     assert sum(leaf.size for leaf in jax.tree.leaves(born)) < sum(leaf.size for leaf in jax.tree.leaves(weights))
+
+
+def test_a_run_does_not_go_on_over_a_base_that_has_changed(ran):
+    asked, _ = ran
+    run = parts.build(asked, pathlib.Path(asked.runs) / asked.folder_name, 2)
+    other = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].add(1e-3), run.frozen)
+    run.base.state = dataclasses.replace(run.base.state, params=other)
+    with pytest.raises(CheckpointError, match=r'model\.source has changed since'):
+        parts.restore(run, 2)
 
 
 def test_every_end_of_the_generation_config_ends_an_answer(source):

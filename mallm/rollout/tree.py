@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from mallm import rng
 from mallm.envs.base import World
@@ -67,14 +68,36 @@ class Place:
     sibling: int = 0
 
 
+class Witness(Protocol):
+    """Is told when an episode begins and ends, in the event loop that plays it."""
+
+    def began(self) -> None: ...
+
+    def ended(self, trajectory: Trajectory) -> None: ...
+
+
+class Nobody:
+    """The witness that looks away."""
+
+    def began(self) -> None:
+        pass
+
+    def ended(self, trajectory: Trajectory) -> None:
+        pass
+
+
+NOBODY = Nobody()
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What playing needs beside the world: the sampler's settings, an engine, a tokenizer, and who plays whom."""
+    """What playing needs beside the world: sampler's settings, an engine, a tokenizer, who plays whom, who watches."""
 
     sampler: Sampler
     engine: Engine
     tokenizer: Tokenizer
     cast: Mapping[str, str]
+    witness: Witness = NOBODY
 
 
 def expand(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Candidate], list[World]]:
@@ -135,6 +158,7 @@ async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
 
     A prompt that grew too long ends it with `truncated` set: no failure, not solved, and what was played is trained on.
     """
+    stage.witness.began()
     turns: list[Turn] = []
     frames: list[str] = []
     fault, solved, truncated, value = None, False, False, 0.0
@@ -152,7 +176,9 @@ async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
             solved = world.solved and not truncated
     except EpisodeError as error:
         fault = f'{error.kind}: {error}'
-    return Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault, truncated)
+    trajectory = Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault, truncated)
+    stage.witness.ended(trajectory)
+    return trajectory
 
 
 def executed_total(group: Group, alpha: float) -> float:
