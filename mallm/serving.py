@@ -87,7 +87,7 @@ def share(endpoints: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     mine = {policy: list(urls[jax.process_index() :: jax.process_count()]) for policy, urls in endpoints.items()}
     if lacking := sorted(policy for policy, urls in mine.items() if not urls):
         raise servers.ServerError(
-            f'{jax.process_count()} processes and fewer servers of policies {lacking}: each process needs one of its own'
+            f'{jax.process_count()} processes, and fewer servers of policies {lacking}: each process needs its own'
         )
     return mine
 
