@@ -10,7 +10,6 @@ import jax
 
 from mallm import hosts
 from mallm.algo import Algorithm, losses
-from mallm.config import describe
 from mallm.experiment import Experiment
 from mallm.guard import NO_GUARD, Guard, NoGuard
 from mallm.io.base import require_same_base, restore_base
@@ -28,6 +27,7 @@ from mallm.rollout.sglang import SGLangEngine
 from mallm.rollout.workers import Crew, Workers
 from mallm.rollout.workers import embedded as embedded_in_worker
 from mallm.serving import MakeEngine, embedded
+from mallm.stored import settings_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,8 @@ def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None)
     """Process 0 writes."""
     if jax.process_index():
         return Silent()
-    return Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at)
+    settings = settings_of(experiment)
+    return Sink(folder, name=folder.name, config=settings, wandb_mode=experiment.wandb, resume_at=resume_at)
 
 
 def load(run: Run, version: int, *, base: bool = False) -> None:

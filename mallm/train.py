@@ -11,7 +11,7 @@ import jax
 
 from mallm import hosts, rng
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT
-from mallm.evaluate import Evaluation, evaluate, mean, played, replay_of, summarise
+from mallm.evaluate import Evaluation, examined, mean, played, replay_of, summarise
 from mallm.experiment import Experiment
 from mallm.folder import commit, folder_and_step
 from mallm.guard import guarded
@@ -47,22 +47,30 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         engines(experiment) as make_engine,
         (run := build(experiment, folder, at, guard, make_engine)).sink,
     ):
+        for line in experiment.task.about():
+            run.sink.note(line)
         step, progress = begin(run, code) if at is None else restore(run, at)
+        saved = at
         with overlapped(run, play) as rollouts:
             while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
                 started = time.process_time()
                 with saved_where_play_fails(run, step, progress):
                     if experiment.overlap.early:
-                        early_step(run, step, done)
+                        tokens = early_step(run, step, done)
                     else:
-                        train_step(run, step, done, rollouts)
+                        tokens = train_step(run, step, done, rollouts)
                 progress['training_cpu_minutes'] += hosts.agreed((time.process_time() - started) / 60)
+                if 'training_tokens' in progress:  # a run that goes on from an older checkpoint does not know
+                    progress['training_tokens'] += tokens
                 step += 1
                 if experiment.evaluation.every and step % experiment.evaluation.every == 0:
                     with saved_where_play_fails(run, step, progress):
-                        watch(run, step)
-                if step % experiment.save_every == 0 or step == experiment.steps:
+                        watch(run, step, progress)
+                if step % experiment.save_every == 0:
                     save(run, step, progress)
+                    saved = step
+        if saved != step:  # what is reported is what is kept, whichever budget ended the run
+            save(run, step, progress)
         after = report(run, 'after', step)
         summary = summarise(experiment, progress, after, name=folder.name, minutes=run.sink.minutes())
         run.sink.summary(summary)
@@ -88,14 +96,15 @@ def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
     warm_start(run)
     if run.base and run.experiment.warm_start.steps:
         save_base(run.folder, run.frozen)
+    progress = {'commit': code, 'training_cpu_minutes': 0.0, 'training_tokens': 0}
     if run.experiment.evaluation.every:
-        watch(run, 0)
-    progress = {'commit': code, 'before': report(run, 'before', 0), 'training_cpu_minutes': 0.0}
-    return 0, progress | ({'base': fingerprint(run.frozen)} if run.base else {})
+        watch(run, 0, progress)
+    before = {'before': report(run, 'before', 0)}
+    return 0, progress | before | ({'base': fingerprint(run.frozen)} if run.base else {})
 
 
-def train_step(run: Run, step: int, done: float, rollouts: Rollouts | None = None) -> None:
-    """One training step: the loop of the whole project."""
+def train_step(run: Run, step: int, done: float, rollouts: Rollouts | None = None) -> int:
+    """One training step: the loop of the whole project. Returns how many tokens were sampled for it."""
     experiment, rollouts = run.experiment, rollouts or InTurn(run, play)
     run.guard.at(step, 'play')
     rollout = rollouts.take(step)
@@ -118,9 +127,10 @@ def train_step(run: Run, step: int, done: float, rollouts: Rollouts | None = Non
     rollout = dataclasses.replace(rollout, waited=rollout.waited + paused)
     seconds = time.perf_counter() - taken_at - paused
     run.sink.write('rollout', step, rollout_metrics(run, step, rollout, credited, seconds))
+    return sampled_tokens(rollout.trajectories)
 
 
-def early_step(run: Run, step: int, done: float) -> None:
+def early_step(run: Run, step: int, done: float) -> int:
     """The same with one optimiser step, whose gradients are added up as episodes end, while others still play."""
     experiment, started = run.experiment, time.perf_counter()
     learning_roles = run.algorithm.schedule(step, experiment.learners)
@@ -144,6 +154,13 @@ def early_step(run: Run, step: int, done: float) -> None:
     load(run, step + 1)
     seconds = time.perf_counter() - started - rollout.waited
     run.sink.write('rollout', step, rollout_metrics(run, step, rollout, run.algorithm.credit(sound), seconds))
+    return sampled_tokens(rollout.trajectories)
+
+
+def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Tokens of all candidates, those of failed episodes and of dead groups too: what was paid for."""
+    groups = (group for trajectory in trajectories for turn in trajectory.turns for group in turn.groups)
+    return sum(len(candidate.answer.ids) for group in groups for candidate in group.candidates)
 
 
 def play(run: Run, step: int, cast: Mapping[str, str], witness: tree.Witness = tree.NOBODY) -> list[Trajectory]:
@@ -212,6 +229,7 @@ def rollout_metrics(
         'groups': float(len(credited)),
         'solved_tree': mean([trajectory.solved for trajectory in sound]),
         'turns': mean([len(trajectory.turns) for trajectory in sound]),
+        'step_tokens': sampled_tokens(rollout.trajectories),
         'tokens_per_s': engine['tokens_sampled'] / max(1e-9, engine['seconds/sample']),
         'compiles': engine['compiles/sample'] + run.updater.compiles,
         'staleness': mean(ages),
@@ -222,13 +240,14 @@ def rollout_metrics(
     }
 
 
-def watch(run: Run, step: int) -> None:
-    """Greedy success on the held-out and strict splits that may be looked at while training."""
+def watch(run: Run, step: int, progress: Mapping[str, Any]) -> None:
+    """Greedy success on the held-out and strict splits that may be looked at while training, and its cost so far."""
     boards = run.experiment.evaluation.boards
     easy = examine(run, HELD_OUT, step, boards, 0.0)
     strict = examine(run, STRICT, step, boards, 0.0)
     shares = {'success': easy.success, 'strict': strict.success, 'truncated': easy.truncated, 'faults': easy.faults}
-    run.sink.write('eval', step, shares | {'turns_to_solve': easy.turns_to_solve})
+    cost = {name: progress[name] for name in ('training_cpu_minutes', 'training_tokens') if name in progress}
+    run.sink.write('eval', step, shares | {'turns_to_solve': easy.turns_to_solve} | cost)
 
 
 def examine(
@@ -236,11 +255,8 @@ def examine(
 ) -> Evaluation:
     """One evaluation of the present policies on the first `boards` boards of a split."""
     run.guard.at(step, 'evaluate')
-    task = run.experiment.task
-    worlds = [task.test(split, i) for i in range(boards)]
-    difficulty = [task.difficulty(world) for world in worlds]
     stage = run.stage(cast or run.experiment.pools, temperature)
-    outcome = evaluate(worlds, difficulty, stage, seed=run.experiment.seed, step=step, split=split >> 40)
+    outcome = examined(run.experiment, stage, split=split, step=step, boards=boards)
     sound = [trajectory for trajectory in outcome.trajectories if trajectory.fault is None]
     refuse_too_many_faults(run.experiment, outcome.trajectories, sound)
     return outcome
@@ -248,7 +264,7 @@ def examine(
 
 def report(run: Run, when: str, step: int) -> dict[str, Any]:
     """Success on the reported splits, greedy and at temperature 1, and replays of the first boards."""
-    settings = run.experiment.evaluation
+    settings, words = run.experiment.evaluation, run.experiment.task.words()
     splits = {'final': (FINAL, FINAL_STRICT),
               'held_out': (HELD_OUT, STRICT)}[settings.split]  # fmt: skip
     result: dict[str, Any] = {}
@@ -258,11 +274,11 @@ def report(run: Run, when: str, step: int) -> dict[str, Any]:
             result[name + suffix] = outcome.success
             result['faults'] = max(outcome.faults, result.get('faults', 0.0))
             if not suffix:
-                result[f'{name}_by_optimal'] = {str(k): v for k, v in outcome.by_difficulty().items()}
+                result[f'{name}_by_difficulty'] = {str(k): v for k, v in outcome.by_difficulty().items()}
                 if name == 'success':
                     result['format'] = outcome.clean
                     pairs = zip(outcome.trajectories, outcome.difficulty, strict=True)
-                    run.sink.replays(when, [replay_of(t, d) for t, d in list(pairs)[: settings.replays]])
+                    run.sink.replays(when, [replay_of(t, d, words) for t, d in list(pairs)[: settings.replays]])
     if len(set(run.experiment.pools.values())) > 1:
         swapped = dict(zip(run.experiment.pools, reversed(run.experiment.pools.values()), strict=True))
         result['swapped'] = examine(run, splits[0], step, settings.report_boards, 0.0, swapped).success

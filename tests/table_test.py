@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.sokoban_table import WARM_START_MINUTES, methods
-from mallm.table import fill, filled, markdown
+from mallm.table import fill, markdown
 
 
 def summary(before: float, after: float, **more: float) -> dict[str, float]:
@@ -32,14 +32,6 @@ def test_every_control_has_the_same_budget_and_only_team_grpo_plays_without_a_tr
     assert [name for name, e in rows.items() if e.sampling.mode == 'parallel'] == ['team_grpo']
     assert rows['solo'].task.team == ('solo',) and rows['plan_alone'].task.team == ('plan',)
     assert len(set(rows['at_grpo_per_role'].pools.values())) == 2
-
-
-def test_a_run_from_before_a_setting_existed_counts_as_having_its_default():
-    default = {'steps': 1, 'new': 'off', 'pools': {'a': 'x', 'b': 'y'}, 'task': {'size': 6, 'kind': 'easy'}}
-    old = {'steps': 9, 'pools': {'a': 'x'}, 'task': {'size': 7}}
-    assert filled(old, default) == {
-        'steps': 9, 'new': 'off', 'pools': {'a': 'x'}, 'task': {'size': 7, 'kind': 'easy'}
-    }  # fmt: skip
 
 
 def test_an_unknown_method_is_refused_before_anything_runs(tmp_path):

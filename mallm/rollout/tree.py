@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mallm import rng
-from mallm.envs.base import World
+from mallm.envs.base import Waits, World
 from mallm.errors import EngineError, EpisodeError, WorldError, boundary
 from mallm.rollout.chat import Tokenizer, prompt_for
 from mallm.rollout.engine import Engine, SamplingParams
@@ -106,6 +106,14 @@ def expand(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Can
     return [Candidate(a, reward) for a, (_, reward) in zip(answers, branches, strict=True)], [w for w, _ in branches]
 
 
+async def expanded(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Candidate], list[World]]:
+    """`expand`; a world that waits for other processes does so in threads, beside all that goes on."""
+    if not isinstance(world, Waits):
+        return expand(world, role, answers)
+    parts = await asyncio.gather(*(asyncio.to_thread(expand, world, role, [answer]) for answer in answers))
+    return [c for candidates, _ in parts for c in candidates], [w for _, worlds in parts for w in worlds]
+
+
 def see(world: World, role: str, turns: Sequence[Turn], stage: Stage) -> Prompt | None:
     """What a role is shown after the turns played so far; None when it stays silent."""
     with boundary(WorldError, f'observing as {role!r} in turn {len(turns)}'):
@@ -124,7 +132,7 @@ async def play_role(world: World, prompt: Prompt, turn: int, place: Place, stage
         if len(answers) != k:
             raise EngineError(f'{role!r} in turn {turn}: {k} answers were asked for and {len(answers)} came')
     with boundary(WorldError, f'acting as {role!r} in turn {turn}'):
-        candidates, worlds = expand(world, role, answers)
+        candidates, worlds = await expanded(world, role, answers)
         for candidate in candidates:
             if not candidate.reward.is_finite():
                 raise WorldError(f'{role!r} in turn {turn} earned {candidate.reward}: rewards must be finite numbers')
