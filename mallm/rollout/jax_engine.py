@@ -6,7 +6,6 @@ request draws the same answers whatever it is batched with.
 """
 
 import asyncio
-import bisect
 import contextlib
 import dataclasses
 import functools
@@ -26,6 +25,7 @@ from mallm.models import cache, lora
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import Tokenizer, require_vocabulary
 from mallm.rollout.engine import SamplingParams
+from mallm.rollout.stops import cut_at_stop
 from mallm.types import Answer, Prompt
 
 ROWS = (32, 128)
@@ -330,22 +330,3 @@ class JaxEngine:
         kept, text, stopped = cut_at_stop(ids.tolist(), params.stop, self._tokenizer)
         finish = 'stop' if stopped or kept[-1] in self._tokenizer.ends else 'length'
         return Answer(tuple(kept), tuple(logps[: len(kept)].tolist()), text, finish, version)
-
-
-def cut_at_stop(ids: list[int], stop: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], str, bool]:
-    """The ids up to the token that completes a stop string, their text before that string, and whether there was one.
-
-    Dropping what follows leaves the kept tokens' log-probabilities right, since none depends on a later token. Cost:
-    an answer is decoded once, and log2 of its length times more where it holds a stop string; the batch itself goes on
-    sampling such a row until its end token, so a stop string saves training, not sampling.
-    """
-    text = tokenizer.decode(ids)
-    if not any(string in text for string in stop):
-        return ids, text, False
-
-    def holds_stop(count: int) -> bool:
-        return any(string in tokenizer.decode(ids[:count]) for string in stop)
-
-    kept = ids[: bisect.bisect_left(range(len(ids)), True, key=holds_stop)]
-    text = tokenizer.decode(kept)
-    return kept, text[: min(text.index(string) for string in stop if string in text)], True
