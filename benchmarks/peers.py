@@ -99,7 +99,8 @@ class Peer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f'{self.name} ended early, code {self.process.wait()}; its stderr is above')
+            self.close()
+            raise RuntimeError(f'{self.name} ended early, code {self.process.returncode}; its stderr is above')
         return json.loads(line)
 
     def step(self, prompts: list[list[int]]) -> dict[str, float]:
@@ -109,10 +110,12 @@ class Peer:
         self.process.stdin.flush()
         return self.answer() | {'wall_s': time.perf_counter() - started}
 
-    def end(self) -> None:
-        assert self.process.stdin is not None
+    def close(self) -> None:
+        """Asks for nothing more and waits for the worker's end, which it must come to by itself."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
+        self.process.stdout.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +169,7 @@ def together(commands: dict[str, Command], prompts: list[list[list[int]]], warmu
     peers = [Peer(name, command) for name, command in commands.items()]
     told = [[peer.step(batch) for peer in peers] for batch in prompts]
     for peer in peers:
-        peer.end()
+        peer.close()
     steps = zip(peers, zip(*told, strict=True), strict=True)
     return {peer.name: [Told(peer.about, of_peer[0], of_peer[warmup:])] for peer, of_peer in steps}
 
@@ -178,7 +181,7 @@ def one_at_a_time(commands: dict[str, Command], prompts: list[list[list[int]]], 
         for name, command in commands.items():
             peer = Peer(name, command)
             steps = [peer.step(batch) for batch in prompts]
-            peer.end()
+            peer.close()
             told[name].append(Told(peer.about, steps[0], (steps[-1],)))
             measured = ', '.join(f'{part} {value:,.2f}' for part, value in steps[-1].items())
             print(f'round {number + 1} of {rounds}, {name}: {measured}', flush=True)
