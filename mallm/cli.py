@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 import tyro
@@ -31,12 +32,13 @@ class Arguments:
 
 def smoke(experiment: Experiment) -> Experiment:
     """The same experiment, very small."""
+    step_groups = 8 if experiment.learning.step_groups else 0
     return dataclasses.replace(
         experiment,
         name=f'{experiment.name}_smoke',
         steps=2,
         sampling=dataclasses.replace(experiment.sampling, envs=8, k=4, turns=2),
-        learning=dataclasses.replace(experiment.learning, step_groups=8, micro_groups=8),
+        learning=dataclasses.replace(experiment.learning, step_groups=step_groups, micro_groups=8),
         model=dataclasses.replace(experiment.model, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=64),
         warm_start=dataclasses.replace(experiment.warm_start, steps=min(2, experiment.warm_start.steps), rows=16),
         evaluation=dataclasses.replace(experiment.evaluation, every=1, boards=8, report_boards=16, replays=2),
@@ -66,10 +68,15 @@ def keep_memory() -> None:
         mallopt(option, value)
 
 
+def arguments(config: Experiment, description: str | None, words: Sequence[str] | None = None) -> Arguments:
+    """What a command line (this process's own, unless given) makes of `config`."""
+    return tyro.cli(Arguments, args=words, default=Arguments(with_roles(config)), description=description)
+
+
 def main(config: Experiment, description: str | None) -> None:
     """Parses the command line over `config` and trains."""
-    arguments = tyro.cli(Arguments, default=Arguments(with_roles(config)), description=description)
-    experiment = smoke(arguments.experiment) if arguments.smoke else arguments.experiment
+    given = arguments(config, description)
+    experiment = smoke(given.experiment) if given.smoke else given.experiment
     keep_memory()
-    join(arguments.hosts)
-    train(experiment, arguments.resume or None, arguments.hosts)
+    join(given.hosts)
+    train(experiment, given.resume or None, given.hosts)

@@ -1,12 +1,19 @@
-"""Configs are trees of frozen dataclasses: override a leaf by dotted name, lay a grid over one, write one as JSON."""
+"""Configs are trees of frozen dataclasses: override a leaf by dotted name, lay a grid over one, to JSON and back."""
 
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterator, Mapping
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 Config = TypeVar('Config')
+
+
+def require(holds: bool, name: str, value: object, rule: str) -> None:
+    """Raises ValueError with the value, the rule and so the remedy."""
+    if not holds:
+        raise ValueError(f'{name}={value!r}: {rule}')
 
 
 def override(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -42,15 +49,21 @@ def _replace(config: Any, prefix: str, changes: Mapping[str, Any]) -> Any:
     return dataclasses.replace(config, **whole)
 
 
-def grid(base: Config, **axes: list[Any]) -> Iterator[tuple[str, Config]]:
+def grid(base: Config, **axes: Sequence[Any] | Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Config]]:
     """Every combination of `axes` laid over `base`, each with a label that says what changed.
 
-    Axis names use two underscores for a dot: `grid(base, sampling__k=[4, 8], seed=[0, 1, 2])`.
+    Axis names use two underscores for a dot: `grid(base, sampling__k=[4, 8], seed=[0, 1, 2])`. An axis given as a
+    mapping changes several settings together, and its labels are the mapping's: `grid(base, sampler={'tree': {...}})`.
     """
-    names = [axis.replace('__', '.') for axis in axes]
-    for values in itertools.product(*axes.values()):
-        changes = dict(zip(names, values, strict=True))
-        yield ','.join(f'{name}={value}' for name, value in changes.items()), override(base, changes)
+    points = [
+        [(label, dict(changes)) for label, changes in values.items()]
+        if isinstance(values, Mapping)
+        else [(f'{name}={value}', {name: value}) for value in values]
+        for name, values in ((axis.replace('__', '.'), values) for axis, values in axes.items())
+    ]
+    for combination in itertools.product(*points):
+        changes = {name: value for _, some in combination for name, value in some.items()}
+        yield ','.join(label for label, _ in combination), override(base, changes)
 
 
 def describe(config: Any) -> Any:
@@ -62,3 +75,47 @@ def describe(config: Any) -> Any:
     if isinstance(config, list | tuple):
         return [describe(value) for value in config]
     return config
+
+
+def same(stored: Any, config: Any) -> bool:
+    """Whether what `describe` once made says these very settings.
+
+    A setting that is younger than what was stored counts there as its default: with that, everything is as it was.
+    """
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return stored == describe(config)
+    if not isinstance(stored, Mapping) or stored.keys() - vars(config).keys():
+        return False
+    return all(
+        same(stored[field.name], vars(config)[field.name])
+        if field.name in stored
+        else vars(config)[field.name] == default_of(field)
+        for field in dataclasses.fields(config)
+    )
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """`dataclasses.MISSING` where there is none."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
+def rebuilt(kind: Any, stored: Any) -> Any:
+    """The value of a type, from what `describe` made of it.
+
+    Raises:
+      ValueError: a setting that the type does not have, or a value that it refuses.
+    """
+    inside = typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(stored, Mapping):
+        hints = typing.get_type_hints(kind)
+        if strange := sorted(stored.keys() - {field.name for field in dataclasses.fields(kind)}):
+            raise ValueError(
+                f'{kind.__name__} has no setting {strange}: it was written by another version; use that one'
+            )
+        return kind(**{name: rebuilt(hints[name], value) for name, value in stored.items()})
+    if isinstance(stored, Mapping):
+        return {key: rebuilt(inside[-1] if inside else Any, value) for key, value in stored.items()}
+    if isinstance(stored, list):
+        return tuple(rebuilt(inside[0] if inside else Any, value) for value in stored)
+    return stored

@@ -1,19 +1,18 @@
 """Held-out evaluation: one path, no tree, success means solved."""
 
-import asyncio
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import hosts, rng
 from mallm.envs.base import FINAL, HELD_OUT, World
 from mallm.experiment import Experiment
-from mallm.rollout import tree
+from mallm.io.log import peak_rss_mib
+from mallm.rollout import tree, workers
+from mallm.rollout.workers import Sample, Seeded
 from mallm.types import Trajectory
-
-Sample = Callable[[Sequence[World], tree.Place, tree.Stage], Coroutine[Any, Any, list[Trajectory]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Evaluation:
 
     Attributes:
       trajectories: one episode a board.
-      difficulty: moves of a shortest solution of each board.
+      difficulty: of each board, as its task counts it.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -75,19 +74,31 @@ def evaluate(
     return Evaluation(tuple(played(tree.play_single, worlds, place, stage)), tuple(difficulty))
 
 
-def played(sample: Sample, worlds: Sequence[World], place: tree.Place, stage: tree.Stage) -> list[Trajectory]:
+def examined(experiment: Experiment, stage: tree.Stage, *, split: int, step: int, boards: int) -> Evaluation:
+    """Plays the first `boards` instances of a split, in the one order that all evaluations have."""
+    task = experiment.task
+    worlds = [task.test(split, i) for i in range(boards)]
+    difficulty = [task.difficulty(world) for world in worlds]
+    return evaluate(worlds, difficulty, stage, seed=experiment.seed, step=step, split=split >> 40)
+
+
+def played(sample: Sample, worlds: Sequence[World | Seeded], place: tree.Place, stage: tree.Stage) -> list[Trajectory]:
     """Episodes of all worlds, each process playing its share of them and all of them getting every trajectory."""
     mine = hosts.share(len(worlds))
     there = dataclasses.replace(place, env=place.env + mine.start)
-    return hosts.gathered(asyncio.run(sample(worlds[mine.start : mine.stop], there, stage)))
+    return hosts.gathered(workers.play(sample, worlds[mine.start : mine.stop], there, stage))
 
 
-def replay_of(trajectory: Trajectory, difficulty: int) -> Mapping[str, Any]:
-    """One episode as plain values: what each role was shown and wrote, what it earned, and the boards."""
+def replay_of(trajectory: Trajectory, difficulty: int, words: Mapping[str, str]) -> Mapping[str, Any]:
+    """One episode as plain values: what each role was shown and wrote, what it earned, and the boards.
+
+    `words` are the task's, see `Task.words`.
+    """
     return {
         'env': trajectory.env,
         'solved': trajectory.solved,
-        'optimal': difficulty,
+        'difficulty': difficulty,
+        'words': dict(words),
         'frames': list(trajectory.frames),
         'turns': [
             {
@@ -121,6 +132,8 @@ def summarise(
     `name` is that of the run's folder, `minutes` what it took: wall and processor time.
     """
     before, settings = progress['before'], experiment.evaluation
+    if 'success_by_optimal' in before:  # a run resumed from before this had a name for every task
+        before = before | {'success_by_difficulty': before['success_by_optimal']}
     split = {'final': FINAL, 'held_out': HELD_OUT}[settings.split]
     floor = [
         experiment.task.floor(experiment.task.test(split, i), experiment.sampling.turns, i)
@@ -139,15 +152,18 @@ def summarise(
         'minutes': round(minutes[0], 2),
         'cpu_minutes': round(minutes[1], 2),
         'training_cpu_minutes': round(progress['training_cpu_minutes'], 2),
+        **({'training_tokens': progress['training_tokens']} if 'training_tokens' in progress else {}),
+        'peak_rss_mib': round(peak_rss_mib(), 1),
         **measured,
         **({'swapped_after': round(after['swapped'], 4)} if 'swapped' in after else {}),
         'random_mover': round(mean(floor), 4),
         'faults': round(max(before.get('faults', 0.0), after['faults']), 4),
         'format_before': before.get('format', {}),
         'format_after': after['format'],
-        'by_optimal_before': before['success_by_optimal'],
-        'by_optimal_after': after['success_by_optimal'],
-        'strict_by_optimal_after': after['strict_by_optimal'],
+        'by_difficulty_before': before['success_by_difficulty'],
+        'by_difficulty_after': after['success_by_difficulty'],
+        'strict_by_difficulty_after': after['strict_by_difficulty'],
+        'words': experiment.task.words(),
         'split': settings.split,
         'boards': settings.report_boards,
         'reward': vars(experiment.task).get('reward', 'outcome'),

@@ -5,19 +5,16 @@ import functools
 from typing import Literal
 
 from mallm.algo import Algorithm, credit, losses, schedule
+from mallm.config import require
 from mallm.envs.base import Task
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.learn import pack
 from mallm.models.config import Architecture
 from mallm.models.lora import TARGETS, Lora
+from mallm.overlap import OverlapSettings
 from mallm.rollout import tree
 from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
-
-
-def require(holds: bool, name: str, value: object, rule: str) -> None:
-    """Raises ValueError with the value, the rule and so the remedy."""
-    if not holds:
-        raise ValueError(f'{name}={value!r}: {rule}')
+from mallm.rollout.workers import WorkerSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,6 +293,8 @@ class Experiment:
       save_every: steps between checkpoints.
       runs: folder of the run folders.
       wandb: 'auto' is online when logged in and offline otherwise.
+      rollout_workers: Ray actors that play for each learner process; 0 plays inside it. Needs the extra 'ray'.
+      worker: what such an actor may take, and when it is given up.
     """
 
     name: str = 'run'
@@ -308,11 +307,14 @@ class Experiment:
     sampling: SamplingSettings = SamplingSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     learning: LearningSettings = LearningSettings()
+    overlap: OverlapSettings = OverlapSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     save_every: int = 25
     runs: str = 'runs'
     wandb: Literal['auto', 'offline', 'online', 'disabled'] = 'auto'
+    rollout_workers: int = 0
+    worker: WorkerSettings = WorkerSettings()
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, 'steps', self.steps, 'a run has 0 or more steps')
@@ -341,11 +343,18 @@ class Experiment:
         require(
             'base' not in self.pools.values(), 'pools', self.pools, "'base' is what adapters adapt; rename the pool"
         )
+        require(self.rollout_workers >= 0, 'rollout_workers', self.rollout_workers, 'must be 0 (play here) or positive')
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
             self.learning.micro_groups % rows == 0, 'learning.micro_groups', self.learning.micro_groups,
             f'must be a multiple of data * fsdp = {rows} of model.mesh',
         )  # fmt: skip
+        self.overlap.check(
+            old_policy=self.algorithm.old_policy,
+            save_every=self.save_every,
+            step_groups=self.learning.step_groups,
+            mesh=self.model.mesh,
+        )
 
     @property
     def folder_name(self) -> str:

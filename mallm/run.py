@@ -1,6 +1,7 @@
 """The living parts of a run: how they are made, how the engine gets new weights, what a checkpoint holds."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,6 @@ import jax
 
 from mallm import hosts
 from mallm.algo import Algorithm, losses
-from mallm.config import describe
 from mallm.experiment import Experiment
 from mallm.guard import NO_GUARD, Guard, NoGuard
 from mallm.io.base import require_same_base, restore_base
@@ -18,10 +18,13 @@ from mallm.io.log import Silent, Sink
 from mallm.learn.pool import Pool
 from mallm.learn.state import LearnerState
 from mallm.learn.update import Updater
+from mallm.models.transformer import Transformer
 from mallm.policies import make_policies, within_context
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer
 from mallm.rollout.jax_engine import JaxEngine
+from mallm.rollout.workers import Crew, Workers, embedded
+from mallm.stored import settings_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Run:
     experiment: Experiment
     algorithm: Algorithm
     tokenizer: Tokenizer
-    engine: JaxEngine
+    engine: JaxEngine | Workers
     pools: Mapping[str, Pool]
     base: Pool | None
     updater: Updater
@@ -48,6 +51,11 @@ class Run:
 
     def stage(self, cast: Mapping[str, str], temperature: float | None = None) -> tree.Stage:
         return tree.Stage(self.experiment.sampler(temperature), self.engine, self.tokenizer, cast)
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        if isinstance(self.engine, Workers):
+            self.engine.close()
 
 
 def build(
@@ -67,7 +75,7 @@ def build(
         experiment,
         algorithm,
         p.tokenizer,
-        JaxEngine(p.module, p.tokenizer, root),
+        with_workers(experiment, p.module, p.tokenizer, JaxEngine(p.module, p.tokenizer, root)),
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),
@@ -81,11 +89,22 @@ def build(
     return run
 
 
+def with_workers(
+    experiment: Experiment, module: Transformer, tokenizer: Tokenizer, engine: JaxEngine
+) -> JaxEngine | Workers:
+    """The engine, and Ray actors that play beside it where the experiment wants some."""
+    if not experiment.rollout_workers:
+        return engine
+    crew = Crew(tokenizer, functools.partial(embedded, module, tokenizer, experiment.seed))
+    return Workers(engine, experiment.rollout_workers, crew, experiment.worker)
+
+
 def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:
     """Process 0 writes."""
     if jax.process_index():
         return Silent()
-    return Sink(folder, name=folder.name, config=describe(experiment), wandb_mode=experiment.wandb, resume_at=resume_at)
+    settings = settings_of(experiment)
+    return Sink(folder, name=folder.name, config=settings, wandb_mode=experiment.wandb, resume_at=resume_at)
 
 
 def load(run: Run, version: int, *, base: bool = False) -> None:

@@ -1,16 +1,19 @@
 """Fills a table of experiments by seeds, cell by cell, and writes it: mean ± standard error, baselines included."""
 
 import dataclasses
+import glob
 import json
 import math
+import multiprocessing
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mallm.config import describe
+from mallm.cli import keep_memory
 from mallm.experiment import Experiment
 from mallm.io import files
+from mallm.stored import is_of
 from mallm.train import train
 
 COLUMNS = ('success', 'success_t1', 'strict', 'strict_t1')
@@ -48,12 +51,48 @@ def gather(
 
 def stored(experiment: Experiment) -> dict[str, Any] | None:
     """The summary of a run that was made with these very settings, or None."""
-    settings = json.loads(json.dumps(describe(experiment)))
-    for folder in sorted(pathlib.Path(experiment.runs).glob(f'{experiment.folder_name}*')):
-        summary = files.read_json(folder / 'summary.json')
-        if summary and files.read_json(folder / 'config.json') == settings:
-            return summary
+    folder = stored_folder(experiment)
+    return None if folder is None else files.read_json(folder / files.SUMMARY)
+
+
+def stored_folder(experiment: Experiment) -> pathlib.Path | None:
+    """Where a finished run of these very settings is, or None."""
+    name, runs = experiment.folder_name, pathlib.Path(experiment.runs)
+    for folder in sorted([runs / name, *runs.glob(f'{glob.escape(name)}.*')]):
+        if (folder / files.SUMMARY).exists() and is_of(files.read_json(folder / files.CONFIG), experiment):
+            return folder
     return None
+
+
+def run_apart(experiment: Experiment) -> None:
+    """Trains in a process of its own, so that every cell pays for its own compiling and has a memory peak of its own.
+
+    Raises:
+      RuntimeError: the run did not reach its end.
+    """
+    child = multiprocessing.get_context('spawn').Process(target=_run, args=(experiment,))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise RuntimeError(
+            f'{experiment.folder_name} ended with exit code {child.exitcode}; its error is above, and what it wrote is '
+            f'in {experiment.runs}'
+        )
+
+
+def _run(experiment: Experiment) -> None:
+    keep_memory()
+    train(experiment)
+
+
+def run_missing(
+    cells: Iterable[Experiment], *, start: Callable[[Experiment], Any] = run_apart, between: Callable[[], Any]
+) -> None:
+    """Runs the cells that have no stored summary yet, one after another; `between` is called after each cell."""
+    for cell in cells:
+        if stored(cell) is None:
+            start(cell)
+        between()
 
 
 def write(table: Mapping[str, Any], out: pathlib.Path) -> None:

@@ -17,7 +17,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
-MEETING_PLACE = {'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate'}
+MEETING_PLACE = {
+    'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline', 'stored', 'judge',
+    'export',
+}  # fmt: skip
 MAY_IMPORT = {
     '__init__': set(),
     **{name: set() for name in FLOOR_0},
@@ -30,7 +33,9 @@ MAY_IMPORT = {
     'io': {*FLOOR_0, 'io', 'models'},
     **dict.fromkeys(MEETING_PLACE, FLOOR_0 | BELOW | MEETING_PLACE),
     'cli': FLOOR_0 | BELOW | MEETING_PLACE,
-    'table': FLOOR_0 | BELOW | MEETING_PLACE,
+    'table': FLOOR_0 | BELOW | MEETING_PLACE | {'cli'},
+    'comparison': set(),
+    'sweep': FLOOR_0 | BELOW | MEETING_PLACE | {'table', 'comparison'},
 }
 """What each part of mallm may import from mallm. A part that is not listed has no floor."""
 
@@ -38,9 +43,13 @@ HOME_OF = {
     'wandb': 'mallm/io/',
     'orbax': 'mallm/io/',
     'safetensors': 'mallm/io/',
+    'ray': 'mallm/rollout/workers.py',
     **dict.fromkeys(['aiohttp', 'httpx', 'requests', 'urllib.request', 'http.client'], 'mallm/rollout/sglang.py'),
 }
 """The one place that may know each of these."""
+
+RUNS_TEXT = 'mallm/envs/sandbox_child.py'
+"""The one file that may run text: a program of its own, in a process of its own, which no other file may import."""
 
 LONGEST_FUNCTION = 70
 LONGEST_FILE = 420
@@ -117,7 +126,7 @@ def worlds_and_credit_know_no_jax(root: pathlib.Path) -> list[str]:
 
 
 def outside_services_have_one_home(root: pathlib.Path) -> list[str]:
-    """wandb, orbax and safetensors in io only; HTTP in the SGLang client only."""
+    """wandb, orbax and safetensors in io only; HTTP in the SGLang client only; Ray in the rollout workers only."""
     return [
         f'{file}:{line} imports {name}, whose home is {home}'
         for file, tree in sources(root, 'mallm', 'experiments')
@@ -198,12 +207,20 @@ def nothing_is_asked_for_with_a_default(root: pathlib.Path) -> list[str]:
 
 
 def text_is_never_run(root: pathlib.Path) -> list[str]:
-    """No eval, exec, compile, sympy parsing or import by name: models write text that would reach them."""
+    """No eval, exec, compile, sympy parsing or import by name: models write text that would reach them. One program of
+    its own may, which nothing imports."""
+    runs = {'eval', 'exec', 'compile', '__import__'}
+    home = RUNS_TEXT.removesuffix('.py').replace('/', '.')
     return [
+        f'{file}:{line} imports {name}'
+        for file, tree in sources(root, 'mallm', 'experiments')
+        for line, name in imported(tree)
+        if is_of(name, home)
+    ] + [
         f'{file}:{line} {name}'
         for file, tree in sources(root, 'mallm', 'experiments')
         for line, name, _ in calls(tree)
-        if name in {'eval', 'exec', 'compile', '__import__'} or last(name) in {'parse_expr', 'sympify', 'import_module'}
+        if file != RUNS_TEXT and (name in runs or last(name) in {'parse_expr', 'sympify', 'import_module'})
     ]
 
 
@@ -375,6 +392,7 @@ BROKEN: list[tuple[Callable[[pathlib.Path], list[str]], str, str, int]] = [
     (only_the_boundary_catches_broadly, 'mallm/x.py', 'with contextlib.suppress(Exception): f()', 1),
     (only_the_boundary_catches_broadly, 'mallm/errors.py', 'def other():\n    try: f()\n    except Exception: pass', 1),
     (nothing_is_asked_for_with_a_default, 'mallm/x.py', 'getattr(a, "b", None)\nhasattr(a, "b")', 2),
+    (text_is_never_run, 'mallm/envs/x.py', 'from mallm.envs import sandbox_child', 1),
     (text_is_never_run, 'mallm/envs/x.py', 'eval(t)\nexec(t)\nsympy.parse_expr(t)\nimportlib.import_module(t)', 4),
     (only_the_log_prints, 'mallm/learn/x.py', 'def f():\n    print(1)', 1),
     (nothing_is_forked_by_suffix, 'mallm/learn/update_v2.py', '', 1),

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mallm import cli
-from mallm.config import describe, grid, override
+from mallm.config import describe, grid, override, same
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import (
     AlgorithmSettings,
@@ -28,6 +28,22 @@ def test_a_leaf_is_replaced_by_its_dotted_name_and_the_rest_stays():
     assert (after.sampling.k, after.seed, after.task.reward) == (4, 3, 'outcome')
     assert dataclasses.replace(after, sampling=before.sampling, seed=0, task=before.task) == before
     assert (before.sampling.k, before.seed) == (Experiment().sampling.k, 0)
+
+
+def test_an_axis_of_a_grid_may_change_several_settings_together_under_a_name_of_its_own():
+    parallel = {'sampling.mode': 'parallel', 'algorithm.credit': 'team'}
+    cells = dict(grid(Experiment(), sampler={'tree': {}, 'parallel': parallel}, seed=[0, 1]))
+    assert list(cells) == ['tree,seed=0', 'tree,seed=1', 'parallel,seed=0', 'parallel,seed=1']
+    assert cells['tree,seed=0'] == Experiment() and cells['parallel,seed=1'].algorithm.credit == 'team'
+
+
+def test_stored_settings_are_the_same_where_what_they_lack_is_at_its_default():
+    stored = json.loads(json.dumps(describe(Experiment(seed=3))))
+    assert same(stored, Experiment(seed=3)) and not same(stored, Experiment(seed=4))
+    del stored['sampling']['stop'], stored['pools']
+    assert same(stored, Experiment(seed=3))
+    assert not same(stored, override(Experiment(seed=3), {'sampling.stop': ('!',)}))
+    assert not same(stored | {'colour': 'red'}, Experiment(seed=3)) and not same([], Experiment())
 
 
 def test_a_role_samples_as_all_do_but_for_what_is_set_for_it_and_evaluation_inherits_no_exploration():

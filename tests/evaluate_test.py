@@ -4,10 +4,14 @@ import math
 
 import pytest
 
+from mallm.config import override
+from mallm.envs.shaping import OUTCOME
 from mallm.envs.sokoban import load_levels
-from mallm.envs.sokoban_team import OUTCOME, Rules, SokobanTeam
+from mallm.envs.sokoban_task import SokobanTask
+from mallm.envs.sokoban_team import Rules, SokobanTeam
 from mallm.errors import EngineError
-from mallm.evaluate import Evaluation, evaluate, replay_of
+from mallm.evaluate import Evaluation, evaluate, replay_of, summarise
+from mallm.experiment import Experiment
 from mallm.rollout import tree
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
@@ -87,11 +91,25 @@ def test_no_two_boards_splits_or_steps_are_played_with_the_same_randomness():
 
 def test_a_replay_says_what_each_role_was_shown_and_wrote_and_shows_every_board():
     outcome = evaluated(Pusher(), [FAR], turns=3)
-    replay = replay_of(outcome.trajectories[0], 5)
-    assert (replay['solved'], replay['optimal'], len(replay['frames']), len(replay['turns'])) == (True, 5, 4, 3)
+    replay = replay_of(outcome.trajectories[0], 5, SokobanTask().words())
+    assert (replay['solved'], replay['difficulty'], len(replay['frames']), len(replay['turns'])) == (True, 5, 4, 3)
+    assert replay['words'] == {'instance': 'board', 'difficulty': 'shortest solution', 'floor': 'random mover'}
     (group,) = replay['turns'][2]['groups']
     assert (group['role'], group['answer'], group['reward']) == ('plan', 'RR', 1.0)
     assert group['prompt'].startswith('P') and group['terms']['solved'] == 1
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_has_a_summary_that_invents_no_token_count():
+    experiment = override(Experiment(), {'evaluation.report_boards': 2, 'sampling.turns': 1})
+    shares = {f'{kind}{suffix}': 0.5 for kind in ('success', 'strict') for suffix in ('', '_t1')}
+    before = shares | {'success_by_optimal': {'3': 0.5}}
+    after = shares | {'faults': 0.0, 'format': {}, 'success_by_difficulty': {'3': 0.75}, 'strict_by_difficulty': {}}
+    old = {'commit': 'abc', 'training_cpu_minutes': 1.0, 'before': before}
+    told = summarise(experiment, old, after, name='old', minutes=(1.0, 2.0))
+    assert 'training_tokens' not in told and told['by_difficulty_before'] == {'3': 0.5}
+    assert told['words']['floor'] == 'random mover' and told['peak_rss_mib'] > 10
+    new = old | {'training_tokens': 7, 'before': shares | {'success_by_difficulty': {}}}
+    assert summarise(experiment, new, after, name='new', minutes=(1.0, 2.0))['training_tokens'] == 7
 
 
 @pytest.mark.parametrize(

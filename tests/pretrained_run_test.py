@@ -85,6 +85,18 @@ def test_it_runs_to_its_summary_and_no_copy_of_the_base_is_stored(ran):
     assert not (folder / 'base').exists()
 
 
+def test_every_evaluation_says_what_it_has_cost_so_far_and_the_last_agrees_with_the_summary(ran):
+    asked, summary = ran
+    lines = (pathlib.Path(asked.runs) / asked.folder_name / 'metrics.jsonl').read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row['axis'] == 'eval']
+    steps = [row['step_tokens'] for row in map(json.loads, lines) if row['axis'] == 'rollout']
+    assert [row['training_tokens'] for row in rows] == [0, steps[0], sum(steps)]
+    assert sum(steps) == summary['training_tokens'] > 0
+    minutes = [row['training_cpu_minutes'] for row in rows]
+    assert minutes[0] == 0 < minutes[1] < minutes[2] == pytest.approx(summary['training_cpu_minutes'], abs=0.005)
+    assert minutes[2] < rows[2]['cpu_minutes'], 'the warm start, reports and evaluations are not counted'
+
+
 def test_adapters_were_trained_over_the_very_weights_of_the_checkpoint(ran, source):
     asked, _ = ran
     folder = pathlib.Path(asked.runs) / asked.folder_name

@@ -1,5 +1,6 @@
 """The main job as a user runs it: from the command line, killed, resumed, and on its own data."""
 
+import contextlib
 import json
 import pathlib
 import shlex
@@ -7,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
+from mallm import train
 from mallm.envs import base
 from mallm.envs.sokoban_task import SokobanTask
+from mallm.experiment import EvaluationSettings, Experiment
 from mallm.io.checkpoint import Checkpoints
+from mallm.io.log import Silent
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = shlex.split(
@@ -64,8 +69,12 @@ def test_the_last_line_on_stdout_is_the_summary_that_is_also_stored(straight):
     folder, summary = straight
     assert summary == json.loads((folder / 'summary.json').read_text())
     wanted = {'run', 'seed', 'commit', 'minutes', 'cpu_minutes', 'success_before', 'success_after', 'strict_before',
-              'strict_after', 'random_mover', 'success_before_t1', 'strict_after_t1'}  # fmt: skip
+              'strict_after', 'random_mover', 'success_before_t1', 'strict_after_t1', 'words'}  # fmt: skip
     assert wanted <= summary.keys()
+    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    steps = [row['step_tokens'] for row in rows if row['axis'] == 'rollout']
+    assert summary['training_tokens'] == sum(steps) > 0, 'and evaluation is not counted'
+    assert 50 < summary['peak_rss_mib'] < 100_000
     assert (folder / 'report.html').stat().st_size > 10_000
     assert (folder / 'curves.png').stat().st_size > 1_000
 
@@ -85,7 +94,7 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_like_a_straight_one(straight,
 
     resumed = run(tmp_path, '--resume', folder.name)
 
-    volatile = {'minutes', 'cpu_minutes', 'training_cpu_minutes'}
+    volatile = {'minutes', 'cpu_minutes', 'training_cpu_minutes', 'peak_rss_mib'}
     assert {k: v for k, v in resumed.items() if k not in volatile} == {
         k: v for k, v in summary.items() if k not in volatile
     }
@@ -95,6 +104,25 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_like_a_straight_one(straight,
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     steps = [json.loads(line) for line in (cut / 'metrics.jsonl').read_text().splitlines()]
     assert [row['step'] for row in steps if row['axis'] == 'rollout'] == list(range(6)), 'no step twice, none missed'
+
+
+@pytest.mark.parametrize('ends_at, saves', [(7, [5, 7]), (10, [5, 10]), (0, [0])])
+def test_whichever_budget_ends_a_run_what_is_reported_is_what_is_kept(ends_at, saves, monkeypatch, tmp_path):
+    """The processor time is used up after `ends_at` steps; every fifth is saved in any case."""
+    seen = []
+    stub = types.SimpleNamespace(sink=Silent(), close=lambda: None)
+    monkeypatch.setattr(train, 'build', lambda *given: stub)
+    monkeypatch.setattr(train, 'begin', lambda run, code: (0, {'training_cpu_minutes': 0.0, 'training_tokens': 0}))
+    monkeypatch.setattr(train, 'overlapped', lambda run, play: contextlib.nullcontext())
+    monkeypatch.setattr(train, 'train_step', lambda run, step, done, rollouts: 3)
+    monkeypatch.setattr(train, 'share_done', lambda experiment, step, progress: float(step >= ends_at))
+    monkeypatch.setattr(train, 'save', lambda run, step, progress: seen.append((step, progress['training_tokens'])))
+    monkeypatch.setattr(train, 'report', lambda run, when, step: {'step': step})
+    monkeypatch.setattr(train, 'summarise', lambda experiment, progress, after, **_: after)
+    monkeypatch.setattr(train, 'write_report', lambda folder: None)
+    evaluation = EvaluationSettings(every=0)
+    told = train.train(Experiment(runs=str(tmp_path), save_every=5, cpu_minutes=1.0, evaluation=evaluation))
+    assert seen == [(step, 3 * step) for step in saves] and told == {'step': ends_at}
 
 
 def test_resuming_what_is_not_there_says_what_is(tmp_path):

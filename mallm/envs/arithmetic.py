@@ -13,6 +13,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable
+from typing import ClassVar
 
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, Demonstration, Task
 from mallm.types import Message, Reward
@@ -180,6 +181,10 @@ class ArithmeticTask(Task):
       team: ('tool', 'plan'), or ('plan',) without a calculator.
       largest: largest number in a story.
     """
+
+    instance_name: ClassVar[str] = 'story'
+    difficulty_name: ClassVar[str] = 'operations of the calculation'
+    floor_name: ClassVar[str] = 'a number of the story'
 
     team: tuple[str, ...] = ('tool', 'plan')
     largest: int = 60

@@ -6,7 +6,7 @@ undone.
 
 import abc
 import dataclasses
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from mallm.types import Message, Reward
 
@@ -50,6 +50,14 @@ class World(Protocol):
         ...
 
 
+@runtime_checkable
+class Waits(Protocol):
+    """A world whose `act` waits for other processes. Candidates, and episodes, are then acted out beside each other, in
+    threads."""
+
+    waits: bool
+
+
 HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
 """Where the seeds of the splits begin; training seeds lie below. The final ranges are used by no tuning, and the strict
 splits are harder than the held-out ones in a way that the task says."""
@@ -72,9 +80,20 @@ class Task(abc.ABC):
 
     Attributes:
       team: the roles in acting order.
+      instance_name: what one world is called in reports (a board, a story).
+      difficulty_name: what `difficulty` counts.
+      floor_name: what plays for `floor`.
     """
 
+    instance_name: ClassVar[str] = 'instance'
+    difficulty_name: ClassVar[str] = 'difficulty'
+    floor_name: ClassVar[str] = 'chance'
+
     team: tuple[str, ...]
+
+    def words(self) -> dict[str, str]:
+        """What reports call things."""
+        return {'instance': self.instance_name, 'difficulty': self.difficulty_name, 'floor': self.floor_name}
 
     @abc.abstractmethod
     def train(self, seed: int) -> World:
@@ -95,3 +114,7 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def demonstrations(self, seed: int) -> list[Demonstration]:
         """What the roles could write to one training instance, for the warm start; may be empty."""
+
+    def about(self) -> tuple[str, ...]:
+        """Lines that a run says when it starts; a task that cannot be played here raises."""
+        return ()

@@ -44,7 +44,7 @@ def neighbours(width: int, height: int) -> tuple[tuple[tuple[str, int], ...], ..
 
 
 @functools.lru_cache(maxsize=256)
-def _symmetries(width: int, height: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+def symmetries(width: int, height: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     """The 8 rotations and reflections: (new width, new height, new bit of each cell)."""
     result = []
     for turned in (False, True):
@@ -139,7 +139,7 @@ class Board:
         walls, goals = tuple(cells_of(self.walls)), tuple(cells_of(self.goals))
         return min(
             (wide, high, sum([bits[cell] for cell in walls]), sum([bits[cell] for cell in goals]))
-            for wide, high, bits in _symmetries(self.width, self.height)
+            for wide, high, bits in symmetries(self.width, self.height)
         )
 
 

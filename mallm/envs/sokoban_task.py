@@ -2,14 +2,16 @@
 
 import dataclasses
 import random
-from typing import Literal
+from typing import ClassVar, Literal
 
-from mallm.envs import sokoban
+from mallm.envs import sokoban, sokoban_prose
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
+from mallm.envs.python_tool import run_python_tool
+from mallm.envs.shaping import OUTCOME, Shaping
 from mallm.envs.sokoban import Board, BoardSpec, Execution
-from mallm.envs.sokoban_team import NEARNESS, ORACLE, OUTCOME, Rules, SokobanTeam
+from mallm.envs.sokoban_team import COMPACT, NEARNESS, ORACLE, OraclePotential, Rules, SokobanTeam
 
-SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
+SPEECHES = {'compact': COMPACT, 'text': sokoban_prose.speech(run_python_tool)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,13 @@ class SokobanTask(Task):
       reward: 'oracle' asks a solver how much nearer a solution the board came; 'nearness' and 'outcome' do not.
       moves: most moves executed in one turn.
       pushes: most pushes of a program that are run.
+      style: 'compact' for the tiny policy; 'text' for real language models: words, and a tool that writes Python. That
+        has no demonstrations, and a whole solution fits in a turn.
     """
+
+    instance_name: ClassVar[str] = 'board'
+    difficulty_name: ClassVar[str] = 'shortest solution'
+    floor_name: ClassVar[str] = 'random mover'
 
     team: tuple[str, ...] = ('tool', 'plan')
     size: int = 6
@@ -37,6 +45,7 @@ class SokobanTask(Task):
     reward: Literal['oracle', 'nearness', 'outcome'] = 'oracle'
     moves: int = 8
     pushes: int = 8
+    style: Literal['compact', 'text'] = 'compact'
 
     def __post_init__(self) -> None:
         unknown = [role for role in self.team if role not in ('tool', 'plan', 'solo')]
@@ -48,23 +57,33 @@ class SokobanTask(Task):
         self.spec('any')
 
     @property
+    def shaping(self) -> Shaping:
+        reach = max(16, self.optimal[1] + 5, self.hard[1] + 5)
+        oracle = dataclasses.replace(ORACLE, potential=OraclePotential(reach))
+        return {'oracle': oracle, 'nearness': NEARNESS, 'outcome': OUTCOME}[self.reward]
+
+    @property
     def rules(self) -> Rules:
-        return Rules(moves=self.moves, pushes=self.pushes, shaping=SHAPINGS[self.reward])
+        moves = self.moves if self.style == 'compact' else 4 * self.size**2
+        return Rules(moves=moves, pushes=self.pushes, shaping=self.shaping)
 
     def spec(self, layouts: str, *, hard: bool = False, min_inner_walls: int = 0) -> BoardSpec:
         optimal = self.hard if hard else self.optimal
         return BoardSpec(self.size, self.boxes, self.walls, optimal, min_inner_walls, layouts)
 
+    def world(self, board: Board) -> SokobanTeam:
+        return SokobanTeam(board, self.rules, self.team, speech=SPEECHES[self.style])
+
     def train(self, seed: int) -> SokobanTeam:
         """A fresh training board: never a held-out layout."""
         board = sokoban.generate(seed, self.spec('train', hard=bool(seed % 4)))
-        return SokobanTeam(board, self.rules, self.team)
+        return self.world(board)
 
     def test(self, split: int, index: int) -> SokobanTeam:
         """Board `index` of a held-out split. The strict splits hold boards with at least two inner walls."""
         walls = 2 if split in (STRICT, FINAL_STRICT) else 0
         board = sokoban.generate(split + index, self.spec('held_out', min_inner_walls=walls))
-        return SokobanTeam(board, self.rules, self.team)
+        return self.world(board)
 
     def difficulty(self, world: SokobanTeam) -> int:
         """Moves of a shortest solution, for the success-by-difficulty table."""
@@ -78,7 +97,7 @@ class SokobanTask(Task):
         return board.solved
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
-        return beginner(seed, self.spec('train'), self.rules, self.team)
+        return beginner(seed, self.spec('train'), self.rules, self.team) if self.style == 'compact' else []
 
 
 def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -> list[Demonstration]:

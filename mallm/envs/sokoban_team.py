@@ -7,7 +7,8 @@ Roles that exist:
 A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with
 it.
 
-The text is compact, one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring, and
+How the roles are spoken to is a `Speech`; `mallm.envs.sokoban_prose` has the one for real language models. COMPACT is
+one token a cell for the tiny tokenizer: a mark for the role, the rows without the outer ring, and
 for `tool` where player, boxes and goals are (row and column) and which programs have failed on this board, for `plan`
 what the tool did in this turn:
   T#. @/ $ #/    /  ##@03$11.01!UR   P#. @/ $ #/    /  ##=U;@11$01:LDDLU,,,
@@ -21,6 +22,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mallm.envs import sokoban
+from mallm.envs.shaping import Shaping, gain, never, reward
 from mallm.envs.sokoban import Board, Execution
 from mallm.types import Message, Reward
 
@@ -28,24 +30,18 @@ MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Shaping:
-    """What a board is worth beside being solved. Rewards are differences of `potential`, so that circles pay nothing.
+class OraclePotential:
+    """- (moves of a shortest solution, at most `reach`) / 16, and -reach / 16 where there is none: no board is worth
+    spoiling. Boards that need more moves than `reach` are all alike, so it has to exceed what is played."""
 
-    Attributes:
-      potential: board -> value; 0 for every solved board.
-      hopeless: board -> the episode may end here, unsolved.
-      oracle: whether a solver is asked; results must be labelled with it.
-    """
+    reach: int = 16
 
-    potential: Callable[[Board], float]
-    hopeless: Callable[[Board], bool]
-    oracle: bool
-
-
-def oracle_potential(board: Board) -> float:
-    """- (moves of a shortest solution, at most 16) / 16, and -1 where there is none: no board is worth spoiling."""
-    moves = sokoban.distance(board)
-    return -1.0 if moves is None else -min(moves, 16) / 16
+    def __call__(self, board: Board) -> float:
+        try:
+            moves = sokoban.distance(board)
+        except sokoban.SolverLimit:
+            moves = None
+        return -(self.reach if moves is None else min(moves, self.reach)) / 16
 
 
 def nearness(board: Board) -> float:
@@ -55,21 +51,15 @@ def nearness(board: Board) -> float:
     return -sum(min(abs(r - x) + abs(c - y) for x, y in goals) for r, c in boxes) / 8
 
 
-def nothing(board: Board) -> float:
-    return 0.0
-
-
-def never(board: Board) -> bool:
-    return False
-
-
 def unsolvable(board: Board) -> bool:
-    return sokoban.distance(board) is None
+    try:
+        return sokoban.distance(board) is None
+    except sokoban.SolverLimit:
+        return False
 
 
-ORACLE = Shaping(oracle_potential, unsolvable, oracle=True)
+ORACLE = Shaping(OraclePotential(), unsolvable, oracle=True)
 NEARNESS = Shaping(nearness, never, oracle=False)
-OUTCOME = Shaping(nothing, never, oracle=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +82,54 @@ class Rules:
 
 
 @dataclasses.dataclass(frozen=True)
+class Draft:
+    """What a tool's text came to on a copy of the board.
+
+    Attributes:
+      program: the text as understood, to be shown.
+      execution: what it did.
+      clean: whether all of the text was understood and some of it said something.
+      told: what else `plan` is told, e.g. what a program printed.
+    """
+
+    program: str
+    execution: Execution
+    clean: bool
+    told: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Speech:
+    """How the roles are spoken to and understood.
+
+    Attributes:
+      show: (world, role) -> what the role is shown.
+      draft: (world, text) -> what the tool's text comes to on a copy.
+      moves: the part of a plan's text that lists its moves.
+    """
+
+    show: 'Callable[[SokobanTeam, str], tuple[Message, ...]]'
+    draft: 'Callable[[SokobanTeam, str], Draft]'
+    moves: Callable[[str], str]
+
+
+def show_compact(world: 'SokobanTeam', role: str) -> tuple[Message, ...]:
+    if role == 'plan' and world.execution is not None:
+        told = f'={world.program}{execution_text(world.execution, world.rules.moves)}'
+    else:
+        goals = ''.join(f'.{place(cell, world.board)}' for cell in sokoban.cells_of(world.board.goals))
+        told = places_text(world.board) + goals + world.failed
+    return (Message('user', MARKS[role] + cells_text(world.board) + told),)
+
+
+def draft_compact(world: 'SokobanTeam', text: str) -> Draft:
+    return Draft(*run_program(world.board, text, world.rules.pushes))
+
+
+COMPACT = Speech(show_compact, draft_compact, str)
+
+
+@dataclasses.dataclass(frozen=True)
 class SokobanTeam:
     """One state of one board in the hands of a team. Immutable; see `mallm.envs.base.World`.
 
@@ -103,6 +141,8 @@ class SokobanTeam:
       execution: what the interpreter made of it, or None before the tool has written.
       failed: programs known to fail on this board, each up to the push that could not be done and after a `!`; without
         them a tool that fails would see the same board and write the same program again.
+      speech: how the roles are spoken to.
+      told: what else the tool's text of this turn came to.
     """
 
     board: Board
@@ -111,6 +151,8 @@ class SokobanTeam:
     program: str = ''
     execution: Execution | None = None
     failed: str = ''
+    speech: Speech = COMPACT
+    told: str = ''
 
     @property
     def solved(self) -> bool:
@@ -121,12 +163,7 @@ class SokobanTeam:
         return self.board.solved or self.rules.shaping.hopeless(self.board)
 
     def observe(self, role: str) -> tuple[Message, ...]:
-        if role == 'plan' and self.execution is not None:
-            told = f'={self.program}{execution_text(self.execution, self.rules.moves)}'
-        else:
-            goals = ''.join(f'.{place(cell, self.board)}' for cell in sokoban.cells_of(self.board.goals))
-            told = places_text(self.board) + goals + self.failed
-        return (Message('user', MARKS[role] + cells_text(self.board) + told),)
+        return self.speech.show(self, role)
 
     def act(self, role: str, text: str) -> 'tuple[SokobanTeam, Reward]':
         return ACTS[role](self, text)
@@ -157,16 +194,6 @@ def execution_text(execution: Execution, moves: int) -> str:
     return f'{ended}{places_text(execution.board)}:{execution.moves[:moves].ljust(moves, ",")}'
 
 
-def gain(before: Board, after: Board, shaping: Shaping) -> tuple[tuple[str, float], ...]:
-    """The team's reward for a change of the board: 1 for solving it, and the difference of potential."""
-    solving = float(after.solved and not before.solved)
-    return (('solved', solving), ('shaping', shaping.potential(after) - shaping.potential(before)))
-
-
-def reward(team: tuple[tuple[str, float], ...], local: tuple[tuple[str, float], ...]) -> Reward:
-    return Reward(sum(value for _, value in team), sum(value for _, value in local), team + local)
-
-
 @functools.lru_cache(maxsize=200_000)
 def run_program(board: Board, text: str, pushes: int) -> tuple[str, Execution, bool]:
     """The program as understood (letters), what it did, and whether the text was a clean, non-empty program."""
@@ -179,9 +206,10 @@ def run_program(board: Board, text: str, pushes: int) -> tuple[str, Execution, b
 def act_tool(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     """The program is judged by the board it would lead to; the real board stays as it is."""
     rules = world.rules
-    program, execution, clean = run_program(world.board, text, rules.pushes)
-    local = (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * bool(execution.stuck)))
-    after = dataclasses.replace(world, program=program, execution=execution)
+    draft = world.speech.draft(world, text)
+    execution = draft.execution
+    local = (('format', -rules.useless * (not draft.clean)), ('stuck', -rules.useless * bool(execution.stuck)))
+    after = dataclasses.replace(world, program=draft.program, execution=execution, told=draft.told)
     return after, reward(gain(world.board, execution.board, rules.shaping), local)
 
 
@@ -208,11 +236,11 @@ def run_moves(board: Board, text: str, moves: int) -> tuple[Board, int, bool]:
 def act_plan(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     """The moves are executed; the program of this turn is used up. Writing nothing refuses it."""
     rules = world.rules
-    board, illegal, clean = run_moves(world.board, text, rules.moves)
+    board, illegal, clean = run_moves(world.board, world.speech.moves(text), rules.moves)
     free = world.execution is not None and bool(world.execution.stuck) and not text.strip()
     local = (('format', -rules.useless * (not clean and not free)), ('illegal', -rules.illegal * illegal))
     failed = failures(world, world.program, world.execution, board)
-    after = dataclasses.replace(world, board=board, program='', execution=None, failed=failed)
+    after = dataclasses.replace(world, board=board, program='', execution=None, failed=failed, told='')
     return after, reward(gain(world.board, board, rules.shaping), local)
 
 
@@ -229,10 +257,11 @@ def failures(world: SokobanTeam, program: str, execution: Execution | None, boar
 def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     """The program's moves are executed, as many as fit in a turn."""
     rules = world.rules
-    program, execution, clean = run_program(world.board, text, rules.pushes)
+    draft = world.speech.draft(world, text)
+    execution = draft.execution
     board, _ = world.board.play(execution.moves[: rules.moves])
-    local = (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * bool(execution.stuck)))
-    after = dataclasses.replace(world, board=board, failed=failures(world, program, execution, board))
+    local = (('format', -rules.useless * (not draft.clean)), ('stuck', -rules.useless * bool(execution.stuck)))
+    after = dataclasses.replace(world, board=board, failed=failures(world, draft.program, execution, board))
     return after, reward(gain(world.board, board, rules.shaping), local)
 
 

@@ -4,10 +4,11 @@ A panel says what to draw; `draw` is the only function that knows how.
 """
 
 import dataclasses
+import functools
 import io
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,20 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from mallm.io import files
 from mallm.io.display import by_part
 
 Row = Mapping[str, Any]
-X_LABELS = {'cpu_minutes': 'CPU minutes', 'minutes': 'minutes', 'step': 'training step'}
+X_LABELS = {
+    'cpu_minutes': 'CPU minutes of the whole run',
+    'minutes': 'minutes',
+    'step': 'training steps',
+    'training_cpu_minutes': 'CPU minutes of reinforcement',
+    'training_tokens': 'tokens sampled for training',
+    'agents': 'number of agents',
+}
 SMOOTH_FROM = 60
 """Noisy per-step curves with more points than this get a moving mean over a fifteenth of the run."""
 
@@ -58,8 +66,12 @@ class Theme:
     colors: tuple[str, ...]
 
 
-LIGHT = Theme('#ffffff', '#1d2430', '#dfe3ea', ('#2563c9', '#d9480f', '#2b8a3e', '#862e9c', '#c2255c', '#5f6b7a'))
-DARK = Theme('#171b22', '#dce1e8', '#333a45', ('#6ea8fe', '#ff922b', '#69db7c', '#cc8cf0', '#f783ac', '#9aa5b4'))
+LIGHT = Theme('#ffffff', '#1d2430', '#dfe3ea', ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#5f6b7a'))
+DARK = Theme('#171b22', '#dce1e8', '#333a45', ('#56b4e9', '#e69f00', '#3fc8a4', '#e39cc5', '#f0e442', '#9aa5b4'))
+"""Colours that are told apart whatever kind of colour blindness one has (after Okabe and Ito), light and dark."""
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
+"""So that lines are told apart without any colour."""
+Draw = Callable[[Axes, Theme], None]
 
 
 def series(rows: Sequence[Row], axis: str, metric: str, x: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -68,9 +80,8 @@ def series(rows: Sequence[Row], axis: str, metric: str, x: str) -> tuple[tuple[f
     return tuple(float(at) for at, _ in found), tuple(math.nan if value is None else float(value) for _, value in found)
 
 
-def panels(rows: Sequence[Row], *, x: str, random_success: float | None = None) -> tuple[Panel, ...]:
-    """The six plots of a run; one without lines says so itself."""
-    level = None if random_success is None else ('random mover', random_success)
+def panels(rows: Sequence[Row], *, x: str, level: tuple[str, float] | None = None) -> tuple[Panel, ...]:
+    """The six plots of a run; one without lines says so itself. `level` is what chance reaches, and its name."""
     return (
         Panel(
             'Held-out success',
@@ -99,28 +110,36 @@ def panels(rows: Sequence[Row], *, x: str, random_success: float | None = None) 
     )
 
 
-def draw(panel: Panel, axes: Axes, theme: Theme, x: str) -> None:
-    axes.set_facecolor(theme.paper)
-    axes.set_title(panel.title, loc='left', color=theme.ink, fontsize=10.5, fontweight='bold')
-    axes.set_xlabel(X_LABELS[x], color=theme.ink, fontsize=9)
-    axes.set_ylabel(panel.y_label, color=theme.ink, fontsize=9)
-    axes.tick_params(colors=theme.ink, labelsize=8, length=0)
-    axes.grid(color=theme.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in axes.spines.values():
-        side.set_visible(False)
+def draw(panel: Panel, axes: Axes, theme: Theme, *, x: str) -> None:
+    dress(axes, theme, title=panel.title, x_label=X_LABELS[x], y_label=panel.y_label)
     if not panel.lines:
         axes.text(0.5, 0.5, 'not recorded', transform=axes.transAxes, ha='center', color=theme.ink, alpha=0.6)
     for number, line in enumerate(panel.lines):
-        _draw_line(line, axes, theme.colors[(number if line.color is None else line.color) % len(theme.colors)])
+        index = number if line.color is None else line.color
+        _draw_line(line, axes, theme.colors[index % len(theme.colors)], MARKERS[index % len(MARKERS)])
     if panel.level is not None:
         axes.axhline(panel.level[1], color=theme.ink, linewidth=1, linestyle=':', label=panel.level[0])
     if panel.share:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == 'step'))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=x in ('step', 'agents')))
+    if x == 'training_tokens':
+        axes.xaxis.set_major_formatter(EngFormatter(sep=''))
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8, frameon=False, handlelength=2.8, labelcolor=theme.ink)
+
+
+def dress(axes: Axes, theme: Theme, *, title: str, x_label: str, y_label: str) -> None:
+    """What every plot looks like."""
+    axes.set_facecolor(theme.paper)
+    axes.set_title(title, loc='left', color=theme.ink, fontsize=10.5, fontweight='bold')
+    axes.set_xlabel(x_label, color=theme.ink, fontsize=9)
+    axes.set_ylabel(y_label, color=theme.ink, fontsize=9)
+    axes.tick_params(colors=theme.ink, labelsize=8, length=0)
+    axes.grid(color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
 
 
 def figure(
@@ -133,16 +152,34 @@ def figure(
     size: tuple[float, float] = (4.6, 3.1),
 ) -> bytes:
     """PNG bytes of the panels in a grid; `size` is that of one panel in inches."""
-    rows = math.ceil(len(shown) / columns)
+    draws = [functools.partial(draw, panel, x=x) for panel in shown]
+    return picture(draws, theme, columns=columns, title=title, size=size)
+
+
+def picture(
+    draws: Sequence[Draw],
+    theme: Theme,
+    *,
+    columns: int,
+    title: str = '',
+    size: tuple[float, float] = (4.6, 3.1),
+    form: str = 'png',
+) -> bytes:
+    """A grid of plots as PNG or PDF, the same bytes for the same plots."""
+    rows = math.ceil(len(draws) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     drawing = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=140, layout=layout, facecolor=theme.paper)
     FigureCanvasAgg(drawing)
     if title:
         drawing.suptitle(title, color=theme.ink, fontsize=13, fontweight='bold', x=0.01, ha='left')
-    for axes, panel in zip(drawing.subplots(rows, columns, squeeze=False).flat, shown, strict=False):
-        draw(panel, axes, theme, x)
+    places = list(drawing.subplots(rows, columns, squeeze=False).flat)
+    for axes, one in zip(places, draws, strict=False):
+        one(axes, theme)
+    for axes in places[len(draws) :]:
+        axes.set_axis_off()
     buffer = io.BytesIO()
-    drawing.savefig(buffer, format='png', metadata={'Software': None})
+    unsaid = {'png': {'Software': None}, 'pdf': {'CreationDate': None, 'Producer': None, 'Creator': None}}
+    drawing.savefig(buffer, format=form, metadata=unsaid[form])
     return buffer.getvalue()
 
 
@@ -163,7 +200,7 @@ def compare(
             groups.setdefault(files.without_seed(run.name), []).append(rows)
     if not groups:
         raise ValueError(f'no run of {[pathlib.Path(run).name for run in folders]} has {metric!r} on its eval axis')
-    lines = [line for color, (name, runs) in enumerate(groups.items()) for line in _group(name, runs, metric, x, color)]
+    lines = [line for color, (name, runs) in enumerate(groups.items()) for line in group(name, runs, metric, x, color)]
     share = metric.startswith(('success', 'strict'))
     plot = Panel(f'Held-out {metric}', 'solved' if share else metric, tuple(lines), share=share)
     out.write_bytes(figure([plot], LIGHT, x=x, columns=1))
@@ -177,10 +214,11 @@ def mean_and_error(values_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values_RS.mean(axis=0), error
 
 
-def _group(name: str, runs: Sequence[Sequence[Row]], metric: str, x: str, color: int) -> list[Line]:
+def group(name: str, runs: Sequence[Sequence[Row]], metric: str, x: str, color: int, axis: str = 'eval') -> list[Line]:
+    """A faint line for each run (rows of one axis that have x and the metric), and their mean ± standard error."""
     tables = [{row['step']: row for row in rows if row[metric] is not None} for rows in runs]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
-    singles = [Line('', *series(rows, 'eval', metric, x), faint=True, color=color) for rows in runs]
+    singles = [Line('', *series(rows, axis, metric, x), faint=True, color=color) for rows in runs]
     values = np.array([[table[step][metric] for step in shared] for table in tables], float)
     places = np.array([[table[step][x] for step in shared] for table in tables], float)
     mean, error = mean_and_error(values)
@@ -191,7 +229,7 @@ def _group(name: str, runs: Sequence[Sequence[Row]], metric: str, x: str, color:
     return [*(singles if len(runs) > 1 else []), line]
 
 
-def _draw_line(line: Line, axes: Axes, color: str) -> None:
+def _draw_line(line: Line, axes: Axes, color: str, mark: str) -> None:
     xs, ys = np.array(line.xs), np.array(line.ys)
     style = '--' if line.dashed else '-'
     if line.faint:
@@ -200,8 +238,8 @@ def _draw_line(line: Line, axes: Axes, color: str) -> None:
     if len(xs) > SMOOTH_FROM:
         axes.plot(xs, ys, color=color, linewidth=0.6, alpha=0.25)
         ys = _moving_mean(ys, max(2, len(ys) // 15))
-    marker = 'o' if len(xs) <= 30 else ''
-    axes.plot(xs, ys, style, color=color, linewidth=1.8, marker=marker, markersize=3.5, label=line.label)
+    marker = mark if len(xs) <= 30 else ''
+    axes.plot(xs, ys, style, color=color, linewidth=1.8, marker=marker, markersize=4, label=line.label)
     if line.spread:
         spread = np.array(line.spread)
         axes.fill_between(xs, ys - spread, ys + spread, color=color, alpha=0.18, linewidth=0)

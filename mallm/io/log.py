@@ -6,6 +6,7 @@ as one JSON line on stdout, everything for the eye on stderr.
 
 import pathlib
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -262,6 +263,12 @@ class Silent:
 
     def close(self, *, failed: bool = False) -> None:
         pass
+
+
+def peak_rss_mib() -> float:
+    """Peak resident memory of this process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == 'darwin' else 1 << 10)  # bytes there, KiB elsewhere
 
 
 def _cpu_seconds() -> float:

@@ -28,7 +28,7 @@ h1 { font-size:1.5rem; margin:.2rem 0; overflow-wrap:anywhere; } h2 { font-size:
 .panes { grid-template-columns:repeat(auto-fit, minmax(min(100%, 380px), 1fr)); align-items:start; }
 .card { background:var(--card); border:1px solid var(--edge); border-radius:10px; padding:.8rem 1rem; min-width:0; }
 .card b { display:block; font-size:1.35rem; font-variant-numeric:tabular-nums; overflow-wrap:anywhere; }
-.curves img { width:100%; display:block; } .curves .card { padding:.4rem; }
+.curves img, .gallery img { width:100%; display:block; } .curves .card { padding:.4rem; }
 .bar { height:5px; border-radius:3px; background:var(--edge); margin-top:.4rem; position:relative; }
 .bar i { position:absolute; inset:0 auto 0 0; border-radius:3px; background:var(--accent); }
 .bar i.was { background:var(--dim); }
@@ -65,6 +65,7 @@ function make(tag, name, text) {
   if (text !== undefined) element.textContent = text;
   return element;
 }
+const wordsOf = replay => replay.words || {instance: 'instance', difficulty: 'shortest solution'};
 const turnsOf = replay => replay ? replay.turns.length : 0;
 const number = value => typeof value === 'number' ? (value >= 0 ? '+' : '') + value.toFixed(2) : 'none';
 const last = () => Math.max(...moments.map(([when]) => turnsOf(find(when, boards[state.board]))));
@@ -88,7 +89,8 @@ function pane(when, title) {
   box.appendChild(make('strong', '', title));
   if (!replay) { box.appendChild(make('p', 'dim', 'no replay of this instance')); return box; }
   const turns = turnsOf(replay), step = Math.min(state.step, turns);
-  const best = typeof replay.optimal === 'number' ? ' (shortest: ' + replay.optimal + ')' : '';
+  const words = wordsOf(replay), hard = replay.difficulty === undefined ? replay.optimal : replay.difficulty;
+  const best = typeof hard === 'number' ? ' (' + words.difficulty + ': ' + hard + ')' : '';
   const end = (replay.solved ? 'solved' : 'not solved') + ' after ' + turns + (turns === 1 ? ' turn' : ' turns');
   box.appendChild(make('div', replay.solved ? 'good' : 'bad', end + best));
   box.appendChild(make('div', 'dim', step ? 'after turn ' + step + ' of ' + turns : 'the start'));
@@ -115,8 +117,11 @@ function play() {
 }
 
 if (boards.length) {
-  boards.forEach((env, index) => { const option = make('option', '', 'instance ' + env); option.value = index;
-    at('board').appendChild(option); });
+  boards.forEach((env, index) => {
+    const option = make('option', '', wordsOf(find('before', env) || find('after', env)).instance + ' ' + env);
+    option.value = index;
+    at('board').appendChild(option);
+  });
   at('board').addEventListener('change', event => board(Number(event.target.value)));
   at('prev').addEventListener('click', () => go(state.step - 1));
   at('next').addEventListener('click', () => go(state.step + 1));

@@ -1,24 +1,28 @@
 """The report of a run: curves.png and one self-contained report.html, made of what the run folder holds.
 
 Known keys of summary.json: success_before, success_after, the same with strict for success and with _t1 at the end,
-random_mover, seed, commit, minutes, cpu_minutes, and {length: success} in by_optimal_before, strict_by_optimal_after
-and the like. Whatever else is there is listed. Files that are missing become a remark, never an error.
+random_mover (what chance reaches, whatever plays it), seed, commit, minutes, cpu_minutes, {difficulty: success} in
+by_difficulty_before, strict_by_difficulty_after and the like, and what all that is called in `words`. Whatever else is
+there is listed. Files that are missing become a remark, never an error.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mallm.io import curves, files, page
+from mallm.io import curves, files, gallery, page
 from mallm.io.curves import compare
 from mallm.io.display import EARLY_STEPS, early_warnings
 
 __all__ = ['compare', 'write_report']
 
 OPTIMAL = '/optimal_'
+WORDS = {'floor': 'chance', 'difficulty': 'difficulty'}
+"""What is said where the task has not said its own."""
 MISSING = {
     files.SUMMARY: 'the run has not ended, or it was stopped; the numbers are the first and last it measured',
     files.METRICS: 'nothing was measured',
@@ -27,7 +31,7 @@ MISSING = {
 }
 FACTS = (('seed', 'seed'), ('commit', 'commit'), ('minutes', 'minutes'), ('cpu_minutes', 'CPU minutes'))
 RANDOM = ('random_mover', 'random_mover/success')
-_LENGTH = re.compile(r'(?P<kind>\w*?)by_optimal_(before|after)/(?P<length>.+)')
+_LENGTH = re.compile(r'(?P<kind>\w*?)(?P<name>by_(optimal|difficulty))_(before|after)/(?P<length>.+)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Run:
     replays: Mapping[str, Sequence[Mapping[str, Any]]]
     summary: Mapping[str, Any]
     missing: tuple[str, ...]
+
+    def word(self, name: str) -> str:
+        """The task's own word for a thing, see `mallm.envs.base.Task.words`."""
+        return str(self.summary.get(f'words/{name}', WORDS[name]))
 
 
 def load(folder: pathlib.Path) -> Run:
@@ -64,10 +72,12 @@ def write_report(folder: pathlib.Path, *, x: str = 'cpu_minutes') -> pathlib.Pat
     """Writes curves.png and report.html into the run folder; `x` is 'cpu_minutes', 'minutes' or 'step'."""
     folder = pathlib.Path(folder)
     run = load(folder)
-    plots = curves.panels(run.rows, x=x, random_success=_known(run.summary, *RANDOM))
+    chance = _known(run.summary, *RANDOM)
+    plots = curves.panels(run.rows, x=x, level=None if chance is None else (run.word('floor'), chance))
     overview = curves.figure(plots, curves.LIGHT, x=x, columns=3, title=run.name)
     (folder / files.CURVES).write_bytes(overview)
-    parts = (_headline(run), _remarks(run), _curves(plots, x), _by_length(run), _replays(run), _details(run))
+    pictures = _curves(plots, x) + _gallery(folder)
+    parts = (_headline(run), _remarks(run), pictures, _by_length(run), _replays(run), _details(run))
     out = folder / files.REPORT
     out.write_text(page.document(run.name, '\n'.join(filter(None, parts)), run.replays), encoding='utf-8')
     return out
@@ -104,7 +114,7 @@ def _headline(run: Run) -> str:
     )
     cards = [_share_card(label, *before_and_after(run, *metric)) for metric, label in shares]
     if (chance := _known(run.summary, *RANDOM)) is not None:
-        cards.append(_card('Random mover', f'{chance:.1%}', _bar(('was', chance))))
+        cards.append(_card(run.word('floor').capitalize(), f'{chance:.1%}', _bar(('was', chance))))
     facts = [_fact(label, run.summary[key]) for key, label in FACTS if run.summary.get(key) is not None]
     return (
         f'<h1>{page.text(run.name)}</h1><p class="lead">{lead}</p><p class="dim">{" &middot; ".join(facts)}</p>'
@@ -165,16 +175,37 @@ def _curves(plots: Sequence[curves.Panel], x: str) -> str:
     return f'<h2>Curves</h2>{how if many else ""}<div class="curves">{shown}</div>'
 
 
+def _gallery(folder: pathlib.Path) -> str:
+    """The run with the other seeds beside it, as the figures of a paper would show them, over all that it cost."""
+    runs = gallery.beside(folder)
+    group, n = {runs[0].group: runs}, len(runs)
+    over = [
+        (x, gallery.curve(group, 'success', x=x, title='Held-out success', y_label='solved', share=True))
+        for x in ('step', *gallery.COSTS)
+    ]
+    turns = gallery.curve(group, 'turns_to_solve', x='step', title='Turns to solve', y_label='turns')
+    shown = [(x, panel) for x, panel in [*over, ('step', turns)] if panel.lines]
+    if not shown:
+        return ''
+    draws = [functools.partial(curves.draw, panel, x=x) for x, panel in shown]
+    light, dark = (curves.picture(draws, theme, columns=2) for theme in (curves.LIGHT, curves.DARK))
+    how = (
+        f'mean ± standard error over {n} seeds found beside this run' if n > 1 else 'one seed; no other lies beside it'
+    )
+    head = f'<h2>Gallery</h2><p class="dim">Greedy, one path, against what it cost: {how}.</p>'
+    return f'{head}<div class="card gallery">{page.image(light, dark, "Gallery")}</div>'
+
+
 def _alone(plot: curves.Panel, theme: curves.Theme, x: str) -> bytes:
     """One plot, with letters large enough for a phone."""
     return curves.figure([plot], theme, x=x, columns=1, size=(3.9, 2.75))
 
 
 def by_length(run: Run) -> dict[str, dict[str, tuple[float | None, float | None]]]:
-    """{kind of success: {length of the shortest solution: (before, after)}} of the summary, else of the evaluations."""
+    """{kind of success: {difficulty: (before, after)}} of the summary, else of the evaluations."""
     table: dict[str, dict[str, tuple[float | None, float | None]]] = {}
     for found in filter(None, map(_LENGTH.match, run.summary)):
-        name = f'{found["kind"]}by_optimal'
+        name = f'{found["kind"]}{found["name"]}'
         pair = before_and_after(run, name, f'/{found["length"]}')
         table.setdefault(found['kind'].removesuffix('_') or 'success', {})[found['length']] = pair
     if table:
@@ -197,8 +228,9 @@ def _by_length(run: Run) -> str:
             f'<td>{_share(value)}</td>' for pairs in table.values() for value in pairs.get(length, (None, None))
         )
         lines.append(f'<tr><td>{page.text(length)}</td>{cells}</tr>')
-    shown = f'<table><tr><th>shortest solution</th>{head}</tr>{"".join(lines)}</table>'
-    return f'<h2>Success by length of the shortest solution</h2><div class="card scroll">{shown}</div>'
+    word = page.text(run.word('difficulty'))
+    shown = f'<table><tr><th>{word}</th>{head}</tr>{"".join(lines)}</table>'
+    return f'<h2>Success by {word}</h2><div class="card scroll">{shown}</div>'
 
 
 def _share(value: float | None) -> str:

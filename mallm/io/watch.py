@@ -11,6 +11,8 @@ from mallm.io import files, log
 from mallm.io.display import printable
 
 RUNS = pathlib.Path('runs')
+OLD_WORDS = {'instance': 'board', 'difficulty': 'shortest solution'}
+"""What replays speak of that were stored before a task had words of its own."""
 
 
 class NothingToShow(LookupError):
@@ -65,8 +67,10 @@ def find_replay(folder: pathlib.Path, *, board: int | None, when: str) -> Mappin
 def scenes(name: str, replay: Mapping[str, Any], when: str) -> Iterator[Text]:
     """One text for the start and one for each turn. What a model wrote can neither style nor steer the terminal."""
     turns, frames = replay['turns'], replay['frames']
-    optimal = f', shortest solution {replay["optimal"]}' if replay.get('optimal') is not None else ''
-    head = f'{name}: board {replay["env"]} {when} training{optimal}'
+    words = replay.get('words', OLD_WORDS)
+    hard = replay.get('difficulty', replay.get('optimal'))
+    difficulty = '' if hard is None else f', {words["difficulty"]} {hard}'
+    head = f'{name}: {words["instance"]} {replay["env"]} {when} training{difficulty}'
     yield Text.assemble((printable(head), 'bold'), '\n', _frame(frames, 0))
     for number, turn in enumerate(turns, 1):
         title = f'--- turn {number} of {len(turns)} ---\n'

@@ -1,7 +1,7 @@
 """A pool: one policy's learner state and how it is updated. Roles that name the same pool share its parameters."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from mallm.learn.pack import Batch
 from mallm.learn.state import LearnerState
-from mallm.learn.update import Knobs, Updater
+from mallm.learn.update import Accumulated, Knobs, Updater
 
 
 class NonFiniteUpdateError(FloatingPointError):
@@ -17,7 +17,7 @@ class NonFiniteUpdateError(FloatingPointError):
 
 
 class Pool:
-    """The only stateful object of the learner: `state` is replaced by every update."""
+    """The stateful object of the learner: `state` is replaced by every update."""
 
     def __init__(self, name: str, state: LearnerState) -> None:
         self.name = name
@@ -38,6 +38,23 @@ class Pool:
         for micros in steps:
             self.state, metrics = updater(self.state, micros, knobs, base)
             collected.append(metrics)
+        return self._told(collected, updater, knobs, started)
+
+    def finish(
+        self, updater: Updater, accumulated: Accumulated, divisor: float, knobs: Knobs, started: float
+    ) -> dict[str, float]:
+        """Takes the one optimiser step whose micro-batches were added up since `started`; returns its metrics.
+
+        Raises:
+          NonFiniteUpdateError: as `learn`.
+        """
+        self.state, metrics = updater.finish(self.state, accumulated, divisor, knobs)
+        return self._told([metrics], updater, knobs, started)
+
+    def _told(
+        self, collected: Sequence[Mapping[str, jax.Array]], updater: Updater, knobs: Knobs, started: float
+    ) -> dict[str, float]:
+        """What some optimiser steps say, on the host."""
         if not collected:
             return {'optimiser_steps': 0.0}
         rows = jax.device_get(collected)
@@ -50,7 +67,7 @@ class Pool:
             )
         return means | {
             'tokens': float(sum(row['tokens'] for row in rows)),
-            'optimiser_steps': float(len(steps)),
+            'optimiser_steps': float(len(rows)),
             'learning_rate': knobs.learning_rate,
             'seconds': time.perf_counter() - started,
             'compiles': float(updater.compiles),

@@ -115,6 +115,31 @@ def make_gradients(
     return gradients
 
 
+def divided(accumulated: Accumulated, divisor: jax.Array) -> Accumulated:
+    """Sums whose micro-batches had the divisor 1 as they would have been with this one."""
+    gradients = jax.tree.map(lambda gradient: gradient / divisor, accumulated.gradients)
+    return Accumulated(gradients, accumulated.sums | {'loss': accumulated.sums['loss'] / divisor})
+
+
+def importance(steps: Sequence[Sequence[Batch]], cap: float) -> dict[str, float]:
+    """How far the learner's policy is from the sampler's, on the trained tokens of rescored optimiser steps.
+
+    Returns:
+      'importance', the mean of the weights before they are cut (1 in expectation), and 'importance_cut', the share of
+      tokens whose weight the cap cuts; nothing where no token is trained on.
+    """
+    batches = [batch for micros in steps for batch in micros]
+    trained = [np.asarray(batch.mask_GKS) > 0 for batch in batches]
+    new, old = (
+        np.concatenate([np.zeros(0), *(np.asarray(logp)[mask] for logp, mask in zip(logps, trained, strict=True))])
+        for logps in ([b.old_logps_GKS for b in batches], [b.sampler_logps_GKS for b in batches])
+    )
+    weights_N = np.exp(new - old)
+    if not weights_N.size:
+        return {}
+    return {'importance': float(weights_N.mean()), 'importance_cut': float((weights_N > cap).mean())}
+
+
 def make_apply(
     transform: optax.GradientTransformation, entropy_range: tuple[float, float], entropy_rate: float
 ) -> Callable[..., tuple[LearnerState, dict]]:
@@ -182,6 +207,7 @@ class Updater:
             in_shardings=(shardings, batch_shardings, None),
             out_shardings=split,
         )
+        self._divided = jax.jit(divided, in_shardings=(sums_shape, None), out_shardings=sums_shape, donate_argnums=0)
         self._apply = jax.jit(
             make_apply(transform, entropy_range, entropy_rate),
             in_shardings=(shardings, sums_shape, None),
@@ -201,6 +227,23 @@ class Updater:
         for batch in micros:
             accumulated = self._gradients(accumulated, state, self._place(batch), knobs, base)
         return self._apply(state, accumulated, knobs)
+
+    def begin(self, state: LearnerState) -> Accumulated:
+        """The empty sum of an optimiser step whose micro-batches come one by one; see `learn.accumulate`."""
+        return self._zeros(state.params)
+
+    def add(
+        self, accumulated: Accumulated, state: LearnerState, batch: Batch, knobs: Knobs, base: Any = None
+    ) -> Accumulated:
+        """The sum with one more micro-batch. `accumulated` is donated, `state` is only read."""
+        return self._gradients(accumulated, state, self._place(batch), jax.tree.map(np.float32, knobs), base)
+
+    def finish(
+        self, state: LearnerState, accumulated: Accumulated, divisor: float, knobs: Knobs
+    ) -> tuple[LearnerState, dict[str, jax.Array]]:
+        """The optimiser step over a sum of micro-batches that had the divisor 1. `state` is donated."""
+        accumulated = self._divided(accumulated, np.float32(divisor))
+        return self._apply(state, accumulated, jax.tree.map(np.float32, knobs))
 
     def rescored(self, state: LearnerState, batch: Batch, base: Any = None) -> Batch:
         """The batch with ratios taken against the learner's own log-probabilities, as they are before the update.

@@ -8,9 +8,10 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from mallm import rng
-from mallm.envs.base import World
+from mallm.envs.base import Waits, World
 from mallm.errors import EngineError, EpisodeError, WorldError, boundary
 from mallm.rollout.chat import Tokenizer, prompt_for
 from mallm.rollout.engine import Engine, SamplingParams
@@ -67,20 +68,50 @@ class Place:
     sibling: int = 0
 
 
+class Witness(Protocol):
+    """Is told when an episode begins and ends, in the event loop that plays it."""
+
+    def began(self) -> None: ...
+
+    def ended(self, trajectory: Trajectory) -> None: ...
+
+
+class Nobody:
+    """The witness that looks away."""
+
+    def began(self) -> None:
+        pass
+
+    def ended(self, trajectory: Trajectory) -> None:
+        pass
+
+
+NOBODY = Nobody()
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What playing needs beside the world: the sampler's settings, an engine, a tokenizer, and who plays whom."""
+    """What playing needs beside the world: sampler's settings, an engine, a tokenizer, who plays whom, who watches."""
 
     sampler: Sampler
     engine: Engine
     tokenizer: Tokenizer
     cast: Mapping[str, str]
+    witness: Witness = NOBODY
 
 
 def expand(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Candidate], list[World]]:
     """Acts out every answer on the same world. Candidate i leads to world i."""
     branches = [world.act(role, answer.text) for answer in answers]
     return [Candidate(a, reward) for a, (_, reward) in zip(answers, branches, strict=True)], [w for w, _ in branches]
+
+
+async def expanded(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Candidate], list[World]]:
+    """`expand`; a world that waits for other processes does so in threads, beside all that goes on."""
+    if not isinstance(world, Waits):
+        return expand(world, role, answers)
+    parts = await asyncio.gather(*(asyncio.to_thread(expand, world, role, [answer]) for answer in answers))
+    return [c for candidates, _ in parts for c in candidates], [w for _, worlds in parts for w in worlds]
 
 
 def see(world: World, role: str, turns: Sequence[Turn], stage: Stage) -> Prompt | None:
@@ -101,7 +132,7 @@ async def play_role(world: World, prompt: Prompt, turn: int, place: Place, stage
         if len(answers) != k:
             raise EngineError(f'{role!r} in turn {turn}: {k} answers were asked for and {len(answers)} came')
     with boundary(WorldError, f'acting as {role!r} in turn {turn}'):
-        candidates, worlds = expand(world, role, answers)
+        candidates, worlds = await expanded(world, role, answers)
         for candidate in candidates:
             if not candidate.reward.is_finite():
                 raise WorldError(f'{role!r} in turn {turn} earned {candidate.reward}: rewards must be finite numbers')
@@ -135,6 +166,7 @@ async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
 
     A prompt that grew too long ends it with `truncated` set: no failure, not solved, and what was played is trained on.
     """
+    stage.witness.began()
     turns: list[Turn] = []
     frames: list[str] = []
     fault, solved, truncated, value = None, False, False, 0.0
@@ -152,7 +184,9 @@ async def play(world: World, place: Place, stage: Stage, k: int) -> Trajectory:
             solved = world.solved and not truncated
     except EpisodeError as error:
         fault = f'{error.kind}: {error}'
-    return Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault, truncated)
+    trajectory = Trajectory(place.env, place.sibling, tuple(turns), solved, value, tuple(frames), fault, truncated)
+    stage.witness.ended(trajectory)
+    return trajectory
 
 
 def executed_total(group: Group, alpha: float) -> float:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from mallm.envs import sokoban
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, World
+from mallm.envs.shaping import OUTCOME
 from mallm.envs.sokoban import Board, BoardSpec, load_levels
 from mallm.envs.sokoban_task import SokobanTask
-from mallm.envs.sokoban_team import NEARNESS, ORACLE, OUTCOME, Rules, SokobanTeam
+from mallm.envs.sokoban_team import NEARNESS, ORACLE, Rules, SokobanTeam
 
 SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
 S1 = '######\n#@ $.#\n######\n'

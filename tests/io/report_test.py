@@ -33,7 +33,8 @@ def replay(env: int, answers: list[str], *, solved: bool) -> dict:
         for text in answers
     ]  # fmt: skip
     frames = [BOARD] * len(answers) + [DONE if solved else BOARD]
-    return {'env': env, 'solved': solved, 'optimal': 1, 'frames': frames, 'turns': turns}
+    words = {'instance': 'puzzle', 'difficulty': 'empty cells'}
+    return {'env': env, 'solved': solved, 'difficulty': 1, 'words': words, 'frames': frames, 'turns': turns}
 
 
 def write_run(folder: pathlib.Path, *, rises: float = 0.1, summary: bool = True) -> pathlib.Path:
@@ -62,8 +63,10 @@ def write_run(folder: pathlib.Path, *, rises: float = 0.1, summary: bool = True)
         if summary:
             run.summary({'success_before': 0.017, 'success_after': 0.912, 'random_mover': 0.043, 'seed': 3,
                          'commit': 'abc123456789def', 'minutes': 11.94, 'cpu_minutes': 21.36, 'strict_after_t1': 0.25,
-                         'by_optimal_before': {'2': 0.0, '10': 0.0}, 'by_optimal_after': {'2': 0.9, '10': 0.0},
-                         'strict_by_optimal_after': {'2': 0.5}})  # fmt: skip
+                         'by_difficulty_before': {'2': 0.0, '10': 0.0}, 'by_difficulty_after': {'2': 0.9, '10': 0.0},
+                         'strict_by_difficulty_after': {'2': 0.5},
+                         'words': {'instance': 'puzzle', 'difficulty': 'empty cells', 'floor': 'blind guess'}}
+                         )  # fmt: skip
     return folder
 
 
@@ -103,7 +106,7 @@ def seen(run_folder) -> Reader:
 
 def test_the_page_is_one_file_that_asks_for_nothing(run_folder, seen):
     links = [value for _, attrs in seen.elements for name, value in attrs.items() if name in ('src', 'href', 'srcset')]
-    assert len(links) == 12, 'six curves, light and dark'
+    assert len(links) == 14, 'six curves and the gallery, light and dark'
     assert all(link.startswith('data:image/png;base64,') for link in links)
     assert not re.search(r'https?://|@import|url\(', (run_folder / 'report.html').read_text())
 
@@ -112,7 +115,7 @@ def test_what_a_model_wrote_stays_text_in_the_page(seen):
     tags = [tag for tag, _ in seen.elements]
     assert tags.count('script') == 2 and len(seen.scripts) == 2, 'the stored games and the player, nothing else'
     assert not [name for _, attrs in seen.elements for name in attrs if name.startswith('on')]
-    assert tags.count('img') == 6
+    assert tags.count('img') == 7
     assert 'alert(1)' in seen.text, 'the hostile config is shown'
     assert 'alert' not in seen.scripts[1]
 
@@ -129,18 +132,24 @@ def test_the_page_lets_no_script_run_but_its_own(seen):
     assert policy.startswith("default-src 'none'") and policy.endswith(f"script-src 'sha256-{digest}'")
 
 
-def test_the_headline_is_the_summary_with_the_random_mover_beside_it(seen):
+def test_the_headline_is_the_summary_with_what_chance_reaches_beside_it_in_the_words_of_the_task(seen):
     for part in ('Solves 91% of the held-out instances after training, 2% before', '1.7% \u2192 91.2%', '4.3%',
-                 'seed 3', 'commit abc123456789 ', 'minutes 11.9', 'CPU minutes 21.4'):  # fmt: skip
+                 'Blind guess', 'seed 3', 'commit abc123456789 ', 'minutes 11.9', 'CPU minutes 21.4'):  # fmt: skip
         assert part in seen.text, part
     assert '? \u2192 25.0%' in seen.text
     assert '0.0% \u2192 45.0%' in seen.text, 'strict success is not in the summary: first and last measurement'
 
 
-def test_success_is_listed_by_the_length_of_the_shortest_solution_shortest_first(seen):
-    assert (
-        'shortest solutionsuccess beforeafterstrict beforeafter20%90%\u201350%100%0%\u2013\u2013\nReplays' in seen.text
-    )
+def test_success_is_listed_by_difficulty_easiest_first_in_the_words_of_the_task(seen):
+    assert 'Success by empty cells' in seen.text and 'shortest solution' not in seen.text
+    assert 'empty cellssuccess beforeafterstrict beforeafter20%90%\u201350%100%0%\u2013\u2013\nReplays' in seen.text
+
+
+def test_a_summary_from_before_tasks_had_words_is_still_listed(tmp_path):
+    folder = write_run(tmp_path / 'old', summary=False)
+    (folder / 'summary.json').write_text('{"by_optimal_before": {"3": 0.5}, "by_optimal_after": {"3": 0.75}}')
+    assert report.by_length(report.load(folder)) == {'success': {'3': (0.5, 0.75)}}
+    assert 'Success by difficulty' in report.write_report(folder).read_text()
 
 
 def test_success_by_length_comes_from_evaluations_where_the_summary_has_none(tmp_path):
@@ -178,7 +187,7 @@ def test_an_empty_folder_gives_a_report_that_says_what_is_missing(tmp_path):
 
 def test_the_curves_are_a_picture_of_six_named_panels(run_folder):
     assert (run_folder / 'curves.png').read_bytes().startswith(b'\x89PNG')
-    panels = curves.panels(files.read_rows(run_folder / 'metrics.jsonl'), x='step', random_success=0.043)
+    panels = curves.panels(files.read_rows(run_folder / 'metrics.jsonl'), x='step', level=('blind guess', 0.043))
     labels = {panel.title: [line.label for line in panel.lines] for panel in panels}
     assert labels == {
         'Held-out success': ['greedy', 'greedy, strict', 'T = 1'],
@@ -188,7 +197,7 @@ def test_the_curves_are_a_picture_of_six_named_panels(run_folder):
         'Turns to solve, held out': ['greedy'],
         'Sampling speed': ['all'],
     }
-    assert panels[0].level == ('random mover', 0.043)
+    assert panels[0].level == ('blind guess', 0.043)
     assert panels[0].lines[0].xs == (0, 3, 6, 9)
     assert panels[0].lines[0].ys == pytest.approx((0, 0.3, 0.6, 0.9))
     mover = panels[1].lines[1].ys
@@ -207,7 +216,7 @@ def test_seeds_are_compared_by_their_mean_and_its_standard_error(tmp_path):
     np.testing.assert_allclose(curves.mean_and_error(np.array([[0.5, 0.6]]))[1], 0)
     tables = [[{'axis': 'eval', 'step': step, 'success': value} for step, value in run]
               for run in ([(0, 0.0), (3, 0.5), (6, 0.9)], [(0, 0.2), (3, 0.7)])]  # fmt: skip
-    *singles, line = curves._group('a', tables, 'success', 'step', 0)
+    *singles, line = curves.group('a', tables, 'success', 'step', 0)
     assert (line.xs, line.label) == ((0, 3), 'a (mean ± s.e. of 2 seeds)'), 'only where both were measured'
     assert line.ys == pytest.approx((0.1, 0.6)) and line.spread == pytest.approx((0.1, 0.1))
     assert [single.xs for single in singles] == [(0, 3, 6), (0, 3)]
@@ -230,7 +239,7 @@ def test_a_stored_game_is_played_from_the_first_board_to_the_last(run_folder, ca
     monkeypatch.setattr('time.sleep', lambda seconds: pytest.fail('waited although nobody looks on'))
     watch.play(str(run_folder))
     shown = capsys.readouterr().out
-    parts = ('toy_seed3: board 7 after training, shortest solution 1', BOARD, 'turn 1 of 1',
+    parts = ('toy_seed3: puzzle 7 after training, empty cells 1', BOARD, 'turn 1 of 1',
              'planner (reward +0.50, format +0.25):\n  push', 'mover (reward none):\n  R', DONE,
              'solved after 1 turn')  # fmt: skip
     places = [shown.index(part) for part in parts]
@@ -269,6 +278,6 @@ def test_what_is_not_there_is_answered_by_what_is(run_folder, tmp_path, monkeypa
 
 def test_the_command_ends_with_the_plain_message(run_folder, capsys):
     watch_experiment.main(str(run_folder), when='before')
-    assert 'board 7 before training' in capsys.readouterr().out
+    assert 'puzzle 7 before training' in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"^no run 'nowhere'; "):
         watch_experiment.main('nowhere')

@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 import math
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import pytest
 
@@ -460,3 +462,20 @@ def test_episodes_come_back_in_the_order_of_their_worlds_whenever_they_end():
 
 def test_the_worlds_of_the_tests_are_worlds():
     assert isinstance(Diary(), World) and isinstance(Mixed(), World)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside(Diary):
+    """Acts only when all candidates of a group act at the same time, as programs in other processes do."""
+
+    waits: ClassVar[bool] = True
+    meet: ClassVar[threading.Barrier] = threading.Barrier(K)
+
+    def act(self, role: str, text: str) -> tuple['Outside', Reward]:
+        self.meet.wait(timeout=60)
+        return super().act(role, text)
+
+
+def test_candidates_of_a_world_that_waits_are_acted_out_at_the_same_time_with_the_same_outcome():
+    ((trajectory,), (plain,)) = play(Scripted(), [Outside()]), play(Scripted(), [Diary()])
+    assert trajectory == plain and len(trajectory.turns) == 3

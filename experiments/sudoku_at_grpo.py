@@ -1,0 +1,18 @@
+"""A team of two language-model agents learns to solve 4x4 Sudokus it has never seen, with AT-GRPO.
+
+Command:  python -m experiments.sudoku_at_grpo            (--help shows every setting, --smoke is quick)
+"""
+
+from mallm.cli import main
+from mallm.envs.sudoku_task import SudokuTask
+from mallm.experiment import Experiment, SamplingSettings, WarmStartSettings
+
+CONFIG = Experiment(
+    name='sudoku_at_grpo',
+    task=SudokuTask(),
+    sampling=SamplingSettings(envs=64, max_tokens=13),
+    warm_start=WarmStartSettings(steps=100),
+)
+
+if __name__ == '__main__':
+    main(CONFIG, __doc__)

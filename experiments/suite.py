@@ -1,0 +1,47 @@
+"""The games that the tiny policy learns, by name; and what every comparison on them has in common."""
+
+from collections.abc import Mapping
+
+from experiments import plan_path_at_grpo, sokoban_at_grpo, sudoku_at_grpo
+from mallm.cli import smoke
+from mallm.config import override
+from mallm.experiment import Experiment
+
+SUITE: Mapping[str, Experiment] = {
+    'sokoban': sokoban_at_grpo.CONFIG,
+    'plan_path': plan_path_at_grpo.CONFIG,
+    'sudoku': sudoku_at_grpo.CONFIG,
+}
+ENDLESS = 1_000_000
+"""Steps of a run that its processor time ends."""
+PER_ROLE = {'tool': 'tool', 'plan': 'plan'}
+
+
+def budgeted(task: str, cpu_minutes: float) -> Experiment:
+    """The task's experiment with so many CPU minutes of reinforcement, its curve recorded on the way.
+
+    Evaluations, the warm start and the reports do not count: they cost every method about the same.
+
+    Raises:
+      ValueError: there is no such task.
+    """
+    if task not in SUITE:
+        raise ValueError(f'task={task!r}: must be one of {list(SUITE)}')
+    if cpu_minutes <= 0:
+        raise ValueError(f'cpu_minutes={cpu_minutes}: equal budgets must be positive, e.g. 10')
+    return override(
+        SUITE[task],
+        {
+            'cpu_minutes': cpu_minutes,
+            'steps': ENDLESS,
+            'evaluation.every': 25,
+            'evaluation.boards': 128,
+            'evaluation.report_boards': 512,
+            'wandb': 'disabled',
+        },
+    )
+
+
+def tiny(experiment: Experiment) -> Experiment:
+    """The same, to see that it works here: two steps of almost nothing."""
+    return override(smoke(experiment), {'evaluation.report_boards': 8, 'evaluation.boards': 4, 'evaluation.replays': 1})

@@ -1,0 +1,146 @@
+"""Tables that compare methods: ours as mean ± standard error over seeds, what it cost, and what others reported.
+
+A method is judged against one reference row. Where the reference is not clearly better (by two standard errors of the
+difference), the table says so.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""{method: {seed: summary}}."""
+CLEAR = 2.0
+"""A difference of so many standard errors is a clear one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+      label: what is shown.
+      method: whose summaries.
+      metric: which share of 1 in a summary: 'success_after', 'success_before', 'swapped_after', …
+      paper: the name of the row with which the paper's numbers are looked up; '' where it has none.
+      control: whether the reference is to beat it.
+    """
+
+    label: str
+    method: str
+    metric: str = 'success_after'
+    paper: str = ''
+    control: bool = True
+
+    @property
+    def strict(self) -> str | None:
+        """The same share on the strict split, where there is one."""
+        return self.metric.replace('success', 'strict') if 'success' in self.metric else None
+
+    @property
+    def trained(self) -> bool:
+        return not self.metric.endswith('_before')
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """Mean and standard error of some values; the error of a single one is not known (NaN)."""
+
+    mean: float
+    error: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> 'Mean':
+        n = len(values)
+        return cls(statistics.fmean(values), statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan, n)
+
+    def percent(self, sign: str = '') -> str:
+        error = '' if math.isnan(self.error) else f' ± {100 * self.error:.1f}'
+        return f'{100 * self.mean:{sign}.1f}{error} %'
+
+    def minus(self, other: 'Mean') -> 'Mean':
+        return Mean(self.mean - other.mean, math.hypot(self.error, other.error), min(self.n, other.n))
+
+    @property
+    def is_clear(self) -> bool:
+        """Above 0 by more than chance explains; one seed is never enough to say so."""
+        return self.mean > CLEAR * self.error
+
+
+def table(rows: Sequence[Row], cells: Cells, *, reference: Row, paper: Mapping[str, Mapping[str, float | None]]) -> str:
+    """The rows that have a stored cell, as a Markdown table.
+
+    `paper` has a column of percents by row name for each title.
+    """
+    best = found(cells, reference, reference.metric)
+    titles = ('method', 'n', 'held-out', 'strict', 'CPU min', 'tokens', f'{reference.label} minus this', *paper)
+    lines = [line(titles), '|---' * len(titles) + '|']
+    for row in rows:
+        share = found(cells, row, row.metric)
+        if share is None and not (row.paper and any(column.get(row.paper) is not None for column in paper.values())):
+            continue
+        cost = costs(cells, row)
+        against = verdict(row, share, best) if row != reference else 'reference'
+        reported = ['' if (value := column.get(row.paper)) is None else f'{value:g} %' for column in paper.values()]
+        ours = [text(share), text(found(cells, row, row.strict)), *cost, against]
+        lines.append(line([row.label, str(share.n) if share else '0', *ours, *reported]))
+    return '\n'.join(lines)
+
+
+def remarks(rows: Sequence[Row], cells: Cells, *, reference: Row) -> list[str]:
+    """One sentence for each control that the reference is not clearly better than."""
+    best = found(cells, reference, reference.metric)
+    said = []
+    for row in rows:
+        share = found(cells, row, row.metric)
+        if row == reference or not row.control or share is None or best is None:
+            continue
+        difference = best.minus(share)
+        if difference.is_clear:
+            continue
+        how = 'one seed says nothing' if difference.n < 2 else f'{difference.percent("+")} difference'
+        worse = 'is worse than' if difference.mean < -CLEAR * difference.error else 'does not clearly beat'
+        said.append(f'{reference.label} {worse} {row.label} ({how}).')
+    return said
+
+
+def verdict(row: Row, share: Mean | None, best: Mean | None) -> str:
+    """The reference minus a row; marked where the row is a control and not clearly beaten."""
+    if share is None or best is None:
+        return ''
+    difference = best.minus(share)
+    return difference.percent('+') + ('' if difference.is_clear or not row.control else ' **not beaten**')
+
+
+def found(cells: Cells, row: Row, metric: str | None) -> Mean | None:
+    """Over the seeds whose summary has the metric; None where none has."""
+    if metric is None:
+        return None
+    values = [summary[metric] for summary in cells.get(row.method, {}).values() if summary.get(metric) is not None]
+    return Mean.of(values) if values else None
+
+
+def costs(cells: Cells, row: Row) -> tuple[str, str]:
+    """CPU minutes and tokens of reinforcement, on average; a row before training cost none."""
+    if not row.trained:
+        return '0', '0'
+    minutes, tokens = (found(cells, row, name) for name in ('training_cpu_minutes', 'training_tokens'))
+    return f'{minutes.mean:.1f}' if minutes else '?', counted(tokens.mean) if tokens else '?'
+
+
+def counted(tokens: float) -> str:
+    for size, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+        if tokens >= size:
+            return f'{tokens / size:.3g} {letter}'
+    return f'{tokens:.0f}'
+
+
+def text(value: Mean | None) -> str:
+    return value.percent() if value else ''
+
+
+def line(parts: Sequence[str]) -> str:
+    return f'| {" | ".join(part.replace("|", "/") for part in parts)} |'

@@ -1,0 +1,143 @@
+"""The Sudoku task as an experiment sees it: puzzles by split and seed, teams by name, a beginner to imitate."""
+
+import dataclasses
+import random
+from typing import ClassVar, Literal
+
+from mallm.envs import sudoku, sudoku_prose
+from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
+from mallm.envs.python_tool import run_python_tool
+from mallm.envs.shaping import OUTCOME
+from mallm.envs.sudoku import Sudoku, SudokuSpec
+from mallm.envs.sudoku_team import COMPACT, CONSISTENCY, ORACLE, Fill, Rules, SudokuTeam, fills_text, look, place, write
+
+SHAPINGS = {'oracle': ORACLE, 'consistency': CONSISTENCY, 'outcome': OUTCOME}
+SPEECHES = {'compact': COMPACT, 'text': sudoku_prose.speech(run_python_tool)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SudokuTask(Task):
+    """Which puzzles are solved, by which team, for which reward.
+
+    Attributes:
+      team: the roles in acting order: ('tool', 'plan'), ('plan',) or ('solo',).
+      size: cells a side: 4, 6 (boxes of 2 x 3), 8 (2 x 4) or 9.
+      blanks: fewest and most empty cells of a puzzle.
+      reward: 'oracle' asks a solver which fills are right; 'consistency' and 'outcome' do not.
+      style: 'compact' for the tiny policy; 'text' for real language models: words, and a tool that writes Python. That
+        has no demonstrations, and a whole solution fits in a turn.
+      fills: most cells named or filled in one turn.
+    """
+
+    instance_name: ClassVar[str] = 'puzzle'
+    difficulty_name: ClassVar[str] = 'empty cells'
+    floor_name: ClassVar[str] = 'random fills'
+
+    team: tuple[str, ...] = ('tool', 'plan')
+    size: int = 4
+    blanks: tuple[int, int] = (8, 11)
+    reward: Literal['oracle', 'consistency', 'outcome'] = 'oracle'
+    style: Literal['compact', 'text'] = 'compact'
+    fills: int = 4
+
+    def __post_init__(self) -> None:
+        unknown = [role for role in self.team if role not in ('tool', 'plan', 'solo')]
+        if unknown or not self.team or ('tool' in self.team and 'plan' not in self.team):
+            raise ValueError(
+                f"team={self.team}: roles are 'tool', 'plan' and 'solo', and a tool needs a plan to act; use "
+                "('tool', 'plan'), ('plan',) or ('solo',)"
+            )
+        self.spec('any')
+
+    @property
+    def rules(self) -> Rules:
+        fills = self.fills if self.style == 'compact' else self.size**2
+        return Rules(fills=fills, shaping=SHAPINGS[self.reward])
+
+    def spec(self, puzzles: str, *, strict: bool = False) -> SudokuSpec:
+        return SudokuSpec(self.size, (self.blanks[1],) * 2 if strict else self.blanks, puzzles)
+
+    def world(self, grid: Sudoku) -> SudokuTeam:
+        return SudokuTeam(grid, self.rules, self.team, SPEECHES[self.style])
+
+    def train(self, seed: int) -> SudokuTeam:
+        """A fresh training puzzle: never a held-out one."""
+        return self.world(sudoku.generate(seed, self.spec('train')))
+
+    def test(self, split: int, index: int) -> SudokuTeam:
+        """Puzzle `index` of a held-out split. The strict splits have as many empty cells as there are at most."""
+        strict = split in (STRICT, FINAL_STRICT)
+        return self.world(sudoku.generate(split + index, self.spec('held_out', strict=strict)))
+
+    def difficulty(self, world: SudokuTeam) -> int:
+        """Empty cells of the puzzle."""
+        return world.grid.blanks
+
+    def floor(self, world: SudokuTeam, turns: int, seed: int) -> bool:
+        """Whether as many fills as a team may make, each of a random value in a random empty cell, solve the puzzle."""
+        draw, grid = random.Random(seed), world.grid
+        for _ in range(turns * self.fills):
+            if not grid.solved:
+                grid, _ = write(grid, ((draw.choice(empty_cells(grid)), draw.randint(1, self.size)),))
+        return grid.solved
+
+    def demonstrations(self, seed: int) -> list[Demonstration]:
+        return beginner(seed, self) if self.style == 'compact' else []
+
+
+def empty_cells(grid: Sudoku) -> list[int]:
+    return [cell for cell, value in enumerate(grid.cells) if not value]
+
+
+def fitting(grid: Sudoku) -> list[Fill]:
+    """Every fill that can be made."""
+    open_cells = [(cell, sudoku.candidates(grid.size, grid.cells, cell)) for cell in empty_cells(grid)]
+    return [(cell, value) for cell, mask in open_cells for value in sudoku.values_of(mask)]
+
+
+def beginner(seed: int, task: SudokuTask) -> list[Demonstration]:
+    """What a beginner writes who knows which cells are empty, and not where something follows.
+
+    `tool` and `solo` name random empty cells that have not failed yet, `plan` writes what the interpreter filled in
+    before it stopped, and refuses when that is nothing. Without a tool, `plan` writes random values that fit. No solver
+    is asked. Up to three such turns go before, so that later grids and failures are known.
+    """
+    draw, world = random.Random(seed), task.train(seed)
+    for _ in range(draw.choice((0, 0, 1, 2, 3))):
+        for role, text in said(world, task, draw).items():
+            world, _ = world.act(role, text)
+    demonstrations = []
+    for role, text in ({} if world.solved else said(world, task, draw)).items():
+        demonstrations.append(Demonstration(role, world.observe(role), text))
+        world, _ = world.act(role, text)
+    return demonstrations
+
+
+def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, str]:
+    """What each role of a beginners' team writes in one turn."""
+    named = random_cells(world, task, draw)
+    if 'tool' in task.team:
+        plan = fills_text(look(world.grid, named, task.fills).fills, task.size)
+    else:
+        plan = random_fills(world.grid, task, draw)
+    texts = {'tool': named, 'solo': named, 'plan': plan}
+    return {role: texts[role] for role in task.team}
+
+
+def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
+    """As many random empty cells as fit in a turn, one in four by place."""
+    grid = world.grid
+    cells = [cell for cell in empty_cells(grid) if f'!{place(cell, grid.size)}' not in world.failed]
+    draw.shuffle(cells)
+    return ''.join(draw.choice(('', '', '', '*')) + place(cell, grid.size) for cell in cells[: task.fills])
+
+
+def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
+    """As many fills as fit in a turn, of random values that fit random cells."""
+    fills: list[Fill] = []
+    while len(fills) < task.fills:
+        if not (fits := fitting(grid)):
+            break
+        fills.append(draw.choice(fits))
+        grid, _ = write(grid, (fills[-1],))
+    return fills_text(tuple(fills), grid.size)

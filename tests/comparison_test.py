@@ -1,0 +1,66 @@
+"""Tables that compare: means and errors by hand, costs, the paper's column, a plain word where nothing is beaten."""
+
+import math
+
+import pytest
+
+from mallm.comparison import Mean, Row, counted, remarks, table
+
+OURS = Row('ours', 'ours', paper='ours', control=False)
+WEAK, STRONG, BEFORE = Row('weak', 'weak'), Row('strong', 'strong'), Row('untrained', 'ours', 'success_before')
+ABSENT = Row('prompted', 'nobody', paper='prompted')
+
+
+def seeds(*shares: float, **more: float) -> dict[str, dict[str, float]]:
+    return {
+        str(seed): {'success_after': share, 'strict_after': share / 2, 'success_before': 0.1, 'strict_before': 0.0,
+                    'training_cpu_minutes': 10.0, 'training_tokens': 2_500_000, **more}
+        for seed, share in enumerate(shares)
+    }  # fmt: skip
+
+
+CELLS = {'ours': seeds(0.7, 0.9), 'weak': seeds(0.2, 0.4), 'strong': seeds(0.7, 0.8)}
+
+
+def test_mean_and_error_are_over_seeds_and_one_seed_has_no_error():
+    """0.7 and 0.9: deviation 0.1414, error 0.1. Difference to 0.2 and 0.4: 0.5 ± sqrt(0.1² + 0.1²) = 0.141."""
+    ours, weak, one = Mean.of([0.7, 0.9]), Mean.of([0.2, 0.4]), Mean.of([0.7])
+    assert (ours.mean, ours.error, ours.n) == (pytest.approx(0.8), pytest.approx(0.1), 2)
+    assert ours.minus(weak).percent('+') == '+50.0 ± 14.1 %' and ours.minus(weak).is_clear
+    assert math.isnan(one.error) and one.percent() == '70.0 %' and not one.minus(weak).is_clear
+
+
+def test_a_row_has_its_seeds_shares_cost_and_difference_and_what_the_paper_reports():
+    told = table(
+        [WEAK, STRONG, BEFORE, OURS, ABSENT], CELLS, reference=OURS,
+        paper={'paper': {'ours': 96.5, 'prompted': 5.0, 'weak': None}},
+    ).splitlines()  # fmt: skip
+    assert told[0] == '| method | n | held-out | strict | CPU min | tokens | ours minus this | paper |'
+    assert told[2] == '| weak | 2 | 30.0 ± 10.0 % | 15.0 ± 5.0 % | 10.0 | 2.5 M | +50.0 ± 14.1 % |  |'
+    assert told[3] == '| strong | 2 | 75.0 ± 5.0 % | 37.5 ± 2.5 % | 10.0 | 2.5 M | +5.0 ± 11.2 % **not beaten** |  |'
+    assert told[4] == '| untrained | 2 | 10.0 ± 0.0 % | 0.0 ± 0.0 % | 0 | 0 | +70.0 ± 10.0 % |  |'
+    assert told[5] == '| ours | 2 | 80.0 ± 10.0 % | 40.0 ± 5.0 % | 10.0 | 2.5 M | reference | 96.5 % |'
+    assert told[6] == '| prompted | 0 |  |  | ? | ? |  | 5 % |'
+
+
+def test_every_control_that_is_not_clearly_beaten_is_named_under_the_table():
+    assert remarks([WEAK, STRONG, BEFORE, OURS], CELLS, reference=OURS) == [
+        'ours does not clearly beat strong (+5.0 ± 11.2 % difference).'
+    ]
+    worse = {**CELLS, 'strong': seeds(0.99, 0.99), 'ours': seeds(0.5, 0.5)}
+    assert remarks([STRONG], worse, reference=OURS) == ['ours is worse than strong (-49.0 ± 0.0 % difference).']
+    single = {'ours': seeds(0.9), 'weak': seeds(0.1)}
+    assert remarks([WEAK], single, reference=OURS) == ['ours does not clearly beat weak (one seed says nothing).']
+
+
+def test_a_summary_from_before_tokens_were_counted_leaves_a_question_mark():
+    old = {'ours': {'0': {'success_after': 0.5, 'training_cpu_minutes': 3.0}}}
+    (row,) = table([OURS], old, reference=OURS, paper={}).splitlines()[2:]
+    assert row == '| ours | 1 | 50.0 % |  | 3.0 | ? | reference |'
+
+
+@pytest.mark.parametrize(
+    'tokens, shown', [(0, '0'), (999, '999'), (1500, '1.5 k'), (2.5e6, '2.5 M'), (3.21e9, '3.21 G')]
+)
+def test_tokens_are_written_short(tokens, shown):
+    assert counted(tokens) == shown
