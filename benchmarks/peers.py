@@ -114,7 +114,7 @@ class Peer:
         """Asks for nothing more and waits for the worker's end, which it must come to by itself."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=600)
         self.process.stdout.close()
 
 

@@ -78,7 +78,7 @@ def extend(
     positions = jnp.broadcast_to(prefix.lengths_G[:, None, None] + at, (G, K, 1))
     where = Where(positions, jnp.arange(P)[None] < prefix.lengths_G[:, None], at, prefix.picked_GR)
     block = Block(module.arch, module.dtype, module.lora if prefix.picked_GR is not None else None, joined=True)
-    x, grown = variables['params']['embedding'].astype(module.dtype)[tokens_GK][:, :, None], []
+    x, grown = variables['params']['embedding'][tokens_GK][:, :, None].astype(module.dtype), []
     for weights, prompts, answers in zip(unrolled.blocks, unrolled.prefix, past, strict=True):
         x, own = block.apply(weights, x, Attended(prompts, answers), where)
         grown.append(own)
