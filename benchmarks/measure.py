@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
@@ -60,6 +62,17 @@ def timed_in_turn(calls: Sequence[Callable[[], Any]], repeats: int) -> list[Timi
     taken = [[seconds(call) for call in calls] for _ in range(repeats)]
     spreads = [Spread.of(times) for times in zip(*taken, strict=True)]
     return [Timing(spread, max(0.0, f - spread.median)) for f, spread in zip(first, spreads, strict=True)]
+
+
+def matmul_peak(repeats: int) -> dict[str, Spread]:
+    """FLOP/s of square float32 products on the same devices; the largest median is what results call the peak."""
+    multiply = jax.jit(jnp.matmul)
+
+    def rate(n: int) -> Spread:
+        a = jnp.ones((n, n), jnp.float32)
+        return timed(lambda: multiply(a, a).block_until_ready(), repeats).seconds.rate(2.0 * n**3)
+
+    return {str(n): rate(n) for n in (512, 1024, 2048)}
 
 
 def seconds(call: Callable[[], Any]) -> float:

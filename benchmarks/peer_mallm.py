@@ -7,12 +7,15 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from benchmarks.measure import peak_rss_mib
+from benchmarks.workloads import Workload
 from mallm import cli
 from mallm.algo import credit, losses
 from mallm.learn.pack import Packing, Row, pack
@@ -20,6 +23,7 @@ from mallm.learn.pool import Pool
 from mallm.learn.state import make_state, optimiser
 from mallm.learn.update import Knobs, Updater
 from mallm.models.config import Architecture
+from mallm.models.lora import Lora
 from mallm.models.sharding import make_mesh
 from mallm.models.transformer import Transformer
 from mallm.rollout.engine import SamplingParams
@@ -51,14 +55,21 @@ class Numbers:
         return ' '.join(map(str, ids))
 
 
-class Worker:
-    """Engine and pool of workload T. `split` asks for each answer with a prompt of its own, as a group of one."""
+def architecture(work: Workload) -> Architecture:
+    return Architecture(
+        work.vocab, work.width, work.layers, work.heads, work.kv_heads, work.head_dim, work.ffn, rope_theta=1e6,
+        qk_norm=work.qk_norm, remat=work.remat,
+    )  # fmt: skip
 
-    def __init__(self, job: dict, split: bool) -> None:
-        self.job, self.split, self.steps = job, split, 0
-        tokenizer = Numbers(job['vocab'])
-        self.module = Transformer(Architecture(job['vocab'], rope_theta=1e6, remat=True))
-        root, mesh = jax.random.key(job['seed']), make_mesh()
+
+class Worker:
+    """Engine and pool of a workload. `split` asks for each answer with a prompt of its own, as a group of one."""
+
+    def __init__(self, work: Workload, seed: int, split: bool) -> None:
+        self.work, self.split, self.steps = work, split, 0
+        adapter = Lora(work.rank, 2.0 * work.rank) if work.rank else None
+        self.module = Transformer(architecture(work), lora=adapter)
+        root, mesh = jax.random.key(seed), make_mesh()
         transform = optimiser(clip=1.0, b1=0.9, b2=0.999, weight_decay=0.0)
         state, shardings = make_state(
             root, module=self.module, transform=transform, mesh=mesh, entropy_coefficient=0.0, keeps_reference=False
@@ -66,13 +77,29 @@ class Worker:
         self.pool = Pool('peer', state)
         objective = functools.partial(losses.clipped_surrogate, low=0.2, high=0.2, cap=2.0)
         self.updater = Updater(
-            module=self.module, objective=objective, transform=transform, mesh=mesh, shardings=shardings
+            module=self.module, objective=objective, transform=transform, mesh=mesh, shardings=shardings,
+            logits_room=work.logits_mib << 20,
+        )  # fmt: skip
+        self.engine = JaxEngine(self.module, Numbers(work.vocab), root)
+        self.base = None if adapter is None else self.frozen(root)
+        if self.base is not None:
+            self.engine.load_base(self.base)
+
+    def frozen(self, key: jax.Array) -> Any:
+        init = jax.jit(lambda key: nn.unbox(self.module.init(key, jnp.zeros((1, 2), jnp.int32))['params']))
+        return init(key)
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """How many there are, adapters included, and how many of them are trained."""
+        trained, frozen = (
+            sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(tree))) for tree in (self.pool.state.params, self.base)
         )
-        self.engine = JaxEngine(self.module, tokenizer, root)
+        return {'parameters': trained + frozen, 'trained': trained}
 
     def step(self, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
         """Samples, rewards, credits and learns, and says how long sampling and learning took (seconds)."""
-        k, new, started = self.job['k'], self.job['new'], time.perf_counter()
+        k, new, started = self.work.k, self.work.new, time.perf_counter()
         cpu_started = time.process_time()
         parts = k if self.split else 1
         self.engine.load('peer', self.pool.state.params, self.steps)
@@ -99,8 +126,8 @@ class Worker:
             for n, (prompt, _) in enumerate(asked)
         ]  # fmt: skip
         packed_from = time.perf_counter()
-        steps = pack(rows, Packing(0, self.job['micro'] * parts), self.steps)
-        self.pool.learn(self.updater, steps, Knobs(1e-4))
+        steps = pack(rows, Packing(0, self.work.micro * parts), self.steps)
+        self.pool.learn(self.updater, steps, Knobs(1e-4), self.base)
         jax.block_until_ready(self.pool.state)
         ended = time.perf_counter()
         self.steps += 1
@@ -118,9 +145,9 @@ class Worker:
 def main() -> None:
     cli.keep_memory()
     job = json.loads(sys.argv[1])
-    worker = Worker(job, split=sys.argv[2] == 'split')
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(worker.pool.state.params)))
-    print(json.dumps({'parameters': parameters, 'versions': {'jax': jax.__version__}}), flush=True)
+    work = Workload(**{field.name: job[field.name] for field in dataclasses.fields(Workload)})
+    worker = Worker(work, job['seed'], split=sys.argv[2] == 'split')
+    print(json.dumps(worker.parameters | {'versions': {'jax': jax.__version__}}), flush=True)
     for line in sys.stdin:
         print(json.dumps(worker.step(json.loads(line))), flush=True)
 

@@ -17,7 +17,15 @@ from typing import Any, TextIO
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 PAD, END = 0, 1
@@ -84,35 +92,62 @@ class Hold(TrainerCallback):
         self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
 
+def model_of(job: dict[str, Any]) -> PreTrainedModel:
+    """The workload's model with random weights."""
+    config_type, model_type = (Qwen3Config, Qwen3ForCausalLM) if job['qk_norm'] else (LlamaConfig, LlamaForCausalLM)
+    config = config_type(
+        vocab_size=job['vocab'], hidden_size=job['width'], intermediate_size=job['ffn'],
+        num_hidden_layers=job['layers'], num_attention_heads=job['heads'], num_key_value_heads=job['kv_heads'],
+        head_dim=job['head_dim'], tie_word_embeddings=True, max_position_embeddings=256, pad_token_id=PAD,
+        eos_token_id=END, bos_token_id=None,
+    )  # fmt: skip
+    return model_type(config)
+
+
+def adapters_of(job: dict[str, Any]) -> Any:
+    """What TRL hands to PEFT: adapters on all seven projections; None where every parameter is trained."""
+    if not job['rank']:
+        return None
+    from peft import LoraConfig
+
+    names = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
+    return LoraConfig(r=job['rank'], lora_alpha=2 * job['rank'], target_modules=names, task_type='CAUSAL_LM')
+
+
+def settings_of(job: dict[str, Any], folder: str) -> GRPOConfig:
+    micros = job['groups'] * job['k'] // job['peer_samples']
+    return GRPOConfig(
+        output_dir=folder, use_cpu=True, bf16=False, fp16=False, gradient_checkpointing=False, beta=0.0,
+        per_device_train_batch_size=job['peer_samples'], gradient_accumulation_steps=micros,
+        num_generations=job['k'], steps_per_generation=micros,
+        max_completion_length=job['new'], generation_kwargs={'min_new_tokens': job['new']}, temperature=1.0,
+        learning_rate=1e-4, max_steps=len(job['prompts']) // job['groups'], report_to='none', save_strategy='no',
+        logging_strategy='no', disable_tqdm=True, seed=job['seed'], shuffle_dataset=False,
+    )  # fmt: skip
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)  # whatever TRL prints goes to stderr
     job = json.loads(sys.argv[1])
     torch.manual_seed(job['seed'])
-    tokenizer = tokenizer_of(job['vocab'])
-    config = Qwen3Config(
-        vocab_size=job['vocab'], hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, max_position_embeddings=256,
-        pad_token_id=PAD, eos_token_id=END, bos_token_id=None,
-    )  # fmt: skip
-    model, clock = Qwen3ForCausalLM(config), Clock()
+    clock = Clock()
     data = Dataset.from_list([{'prompt': ' '.join(f't{i}' for i in ids)} for ids in job['prompts']])
     with tempfile.TemporaryDirectory() as folder:
-        settings = GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, fp16=False, gradient_checkpointing=False, beta=0.0,
-            per_device_train_batch_size=job['groups'] * job['k'], num_generations=job['k'], steps_per_generation=1,
-            max_completion_length=job['new'], generation_kwargs={'min_new_tokens': job['new']}, temperature=1.0,
-            learning_rate=1e-4, max_steps=len(job['prompts']) // job['groups'], report_to='none', save_strategy='no',
-            logging_strategy='no', disable_tqdm=True, seed=job['seed'], shuffle_dataset=False,
-        )  # fmt: skip
         trainer = GRPOTrainer(
-            model=model, reward_funcs=clock.reward_even, args=settings, train_dataset=data,
-            processing_class=tokenizer, callbacks=[Hold(clock, answers)],
+            model=model_of(job), reward_funcs=clock.reward_even, args=settings_of(job, folder), train_dataset=data,
+            processing_class=tokenizer_of(job['vocab']), callbacks=[Hold(clock, answers)], peft_config=adapters_of(job),
         )  # fmt: skip
+        model = trainer.model
         model.generate = clock.wrap('generate_s', model.generate)
         trainer._prepare_inputs = clock.wrap('prepare_s', trainer._prepare_inputs)
-        versions = {name: importlib.metadata.version(name) for name in ('trl', 'torch', 'transformers', 'accelerate')}
-        about = {'parameters': model.num_parameters(), 'versions': versions, 'threads': torch.get_num_threads()}
+        names = ('trl', 'torch', 'transformers', 'accelerate', *(('peft',) if job['rank'] else ()))
+        about = {
+            'parameters': sum(p.numel() for p in model.parameters()),
+            'trained': sum(p.numel() for p in model.parameters() if p.requires_grad),
+            'versions': {name: importlib.metadata.version(name) for name in names},
+            'threads': torch.get_num_threads(),
+        }
         print(json.dumps(about), file=answers, flush=True)
         trainer.train()
 

@@ -14,12 +14,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from flax import linen as nn
 
-from benchmarks.measure import Spread, Timing, facts, peak_rss_mib, show, timed, timed_in_turn, use_cores, write
+from benchmarks.measure import (
+    Spread,
+    Timing,
+    facts,
+    matmul_peak,
+    peak_rss_mib,
+    show,
+    timed,
+    timed_in_turn,
+    use_cores,
+    write,
+)
 from mallm import cli
 from mallm.experiment import Experiment, ModelSettings
 from mallm.learn.pack import Packing, Row, pack
@@ -78,17 +88,6 @@ def forward_flops(arch: Architecture, groups: int, k: int, prompt: int, answer: 
         + 2 * arch.width * arch.vocab * k * answer
         + 4 * arch.layers * arch.heads * arch.head_dim * keys
     )
-
-
-def matmul_peak(repeats: int) -> dict[str, Spread]:
-    """FLOP/s of square float32 products on the same devices; the largest median is the peak used below."""
-    multiply = jax.jit(jnp.matmul)
-
-    def rate(n: int) -> Spread:
-        a = jnp.ones((n, n), jnp.float32)
-        return timed(lambda: multiply(a, a).block_until_ready(), repeats).seconds.rate(2.0 * n**3)
-
-    return {str(n): rate(n) for n in (512, 1024, 2048)}
 
 
 @dataclasses.dataclass(frozen=True)

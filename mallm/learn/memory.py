@@ -2,7 +2,8 @@
 
 Parameters, optimiser state, gradients and the cache are sums over the very shardings that the job uses. Activations are
 an estimate of what a gradient keeps and works in: with remat, one residual stream a layer and the insides of one block.
-A frozen base is counted in the compute type. The sampler of a run of one process shares the learner's weights.
+A frozen base is counted in the compute type. The sampler of a run of one process shares the learner's weights; what it
+lays out anew on a CPU while it decodes a wide model (`models.decode`) is not counted.
 """
 
 import dataclasses

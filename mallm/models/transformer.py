@@ -131,17 +131,33 @@ def joint_attention(
     return mixed / total.astype(mixed.dtype)
 
 
+JOINED = {'qkv': ('q', 'k', 'v'), 'gate_up': ('gate', 'up')}
+"""Projections of the same input, which multiply with it side by side, and what they are called as one array."""
+
+
 class Block(nn.Module):
-    """One pre-norm transformer block: attention, then a SwiGLU feed-forward layer."""
+    """One pre-norm transformer block: attention, then a SwiGLU feed-forward layer.
+
+    A `joined` one is given the projections of JOINED as one array each, and not apart as they are kept and trained.
+    """
 
     arch: Architecture
     dtype: jnp.dtype
     lora: Lora | None = None
+    joined: bool = False
 
     def weight(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> jax.Array:
         init = nn.initializers.normal(stddev=shape[0] ** -0.5)
         matrix = self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32).astype(self.dtype)
         return sharding.gathered(matrix, axes)
+
+    def beside(self, whole: str, sizes: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
+        """Weights [D, sum of sizes] of projections of the residual stream that stand side by side."""
+        D = self.arch.width
+        if self.joined:
+            return self.weight(whole, (D, sum(sizes)), ('embed', None))
+        parts = zip(JOINED[whole], sizes, axes, strict=True)
+        return jnp.concatenate([self.weight(name, (D, size), ('embed', axis)) for name, size, axis in parts], axis=1)
 
     def scale(self, name: str, size: int) -> jax.Array:
         init = nn.with_logical_partitioning(nn.initializers.ones, (None,))
@@ -209,12 +225,7 @@ class Block(nn.Module):
         G, K, S = where.positions_GKS.shape
         N = G * K * S
         normed = rms_norm(x_ND, self.scale('attention_norm', D), a.norm_eps)
-        weights = [
-            self.weight('q', (D, H * d), ('embed', 'heads')),
-            self.weight('k', (D, M * d), ('embed', 'kv_heads')),
-            self.weight('v', (D, M * d), ('embed', 'kv_heads')),
-        ]
-        qkv = normed @ jnp.concatenate(weights, axis=1)
+        qkv = normed @ self.beside('qkv', (H * d, M * d, M * d), ('heads', 'kv_heads', 'kv_heads'))
         heads, kv_heads = (H * d, 'heads'), (M * d, 'kv_heads')
         qkv = self.adapt(normed, qkv, 'embed', {'q': heads, 'k': kv_heads, 'v': kv_heads}, where)
         if a.qkv_bias:
@@ -243,9 +254,7 @@ class Block(nn.Module):
     def feed_forward(self, x_ND: jax.Array, where: Where) -> jax.Array:
         D, F = self.arch.width, self.arch.ffn
         normed = rms_norm(x_ND, self.scale('ffn_norm', D), self.arch.norm_eps)
-        gate_DF = self.weight('gate', (D, F), ('embed', 'ffn'))
-        up_DF = self.weight('up', (D, F), ('embed', 'ffn'))
-        both = normed @ jnp.concatenate([gate_DF, up_DF], axis=1)
+        both = normed @ self.beside('gate_up', (F, F), ('ffn', 'ffn'))
         both = self.adapt(normed, both, 'embed', {'gate': (F, 'ffn'), 'up': (F, 'ffn')}, where)
         gate_NF, up_NF = jnp.split(both, 2, axis=1)
         mixed_NF = nn.silu(gate_NF) * up_NF

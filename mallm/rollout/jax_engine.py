@@ -12,7 +12,7 @@ import functools
 import operator
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 
 from mallm import rng
 from mallm.errors import EngineError, boundary
-from mallm.models import cache, lora
+from mallm.models import cache, decode, lora
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import Tokenizer, require_vocabulary
 from mallm.rollout.engine import SamplingParams
@@ -31,17 +31,37 @@ from mallm.types import Answer, Prompt
 ROWS = (32, 128)
 """Sizes of batches, in prompts. Waiting prompts are cut into batches of these sizes, and the last one is padded."""
 
+WIDE_ROWS = (8, 32, 128)
+"""The same for wide models, where a padded row costs as much as a real one and a compiled shape little beside it."""
+
+WIDE = 256
+"""Models of this width or more are sampled in WIDE_ROWS: there arithmetic and memory traffic decide, in narrower ones
+the number of operations."""
+
 
 def bucket_tokens(length: int) -> int:
     """Padded prompt length: a multiple of 16, so that a few shapes serve every prompt."""
     return -(-length // 16) * 16
 
 
-def batch_rows(waiting: int) -> list[int]:
+def rows_of(module: Transformer) -> Sequence[int]:
+    """Sizes of this model's batches."""
+    return WIDE_ROWS if module.arch.width >= WIDE else ROWS
+
+
+def unrolls(module: Transformer) -> bool:
+    """Whether decoding is worth a second copy of the weights and a longer compilation (see `models.decode`).
+
+    That was measured on CPUs alone, so it is done on them alone.
+    """
+    return module.arch.width >= WIDE and jax.default_backend() == 'cpu'
+
+
+def batch_rows(waiting: int, rows: Sequence[int]) -> list[int]:
     """Sizes of the batches that take `waiting` prompts: least padding first, then fewest batches; 64 are two of 32."""
     sizes = []
-    for size in reversed(ROWS):
-        while waiting > size - ROWS[0]:
+    for size in reversed(rows):
+        while waiting > size - rows[0]:
             sizes.append(size)
             waiting -= size
     return sizes
@@ -90,7 +110,21 @@ def is_any(ids_N: jax.Array, ends: tuple[int, ...]) -> jax.Array:
     return functools.reduce(operator.or_, [ids_N == end for end in ends])
 
 
-@functools.partial(jax.jit, static_argnames=('module', 'k', 'limit', 'ends', 'filtered'))
+def continuing(
+    module: Transformer, variables: Any, prefix: cache.Prefix, empty: cache.KeyValues, unrolled: bool
+) -> tuple[Any, Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]]:
+    """The answers' empty cache, and extend(tokens_GK, cache, at) -> (hidden_GKSD, cache)."""
+    if not unrolled:
+        return empty, lambda tokens_GK, past, at: module.apply(
+            variables, tokens_GK[:, :, None], prefix, past, at, method=Transformer.extend
+        )
+    blocks = decode.unroll(module, variables, prefix)
+    return decode.apart(module, empty), lambda tokens_GK, past, at: decode.extend(
+        module, variables, blocks, tokens_GK, prefix, past, at
+    )
+
+
+@functools.partial(jax.jit, static_argnames=('module', 'k', 'limit', 'ends', 'filtered', 'unrolled'))
 def generate(
     variables: Any,
     prompts_GP: jax.Array,
@@ -106,12 +140,13 @@ def generate(
     limit: int,
     ends: tuple[int, ...],
     filtered: bool,
+    unrolled: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """K answers to each prompt: ids_GKS, log-probs_GKS (nats) and lengths_GK, the end token counted.
 
     `filters_G2` holds top_p and top_k of each prompt, `picked_GR` its adapter's ranks where several are stacked. Token
     t of answer j of the prompt at path p is drawn with `key_for(root, *p, j, t)`. Decoding stops as soon as every row
-    has ended. Rows of length 0 are padding.
+    has ended. Rows of length 0 are padding. `unrolled` decodes by `models.decode`.
     """
     G = prompts_GP.shape[0]
     keys_N = jax.vmap(lambda key: jax.vmap(lambda j: jax.random.fold_in(key, j))(jnp.arange(k)))(
@@ -131,16 +166,17 @@ def generate(
     token_N, logp_N = step(jnp.repeat(last_GD, k, axis=0), jnp.int32(0))
     ids_NS = jnp.zeros((G * k, limit), jnp.int32).at[:, 0].set(token_N)
     logps_NS = jnp.zeros((G * k, limit), jnp.float32).at[:, 0].set(logp_N)
-    past = cache.empty(module.arch, G, k, limit, module.dtype)
+    empty = cache.empty(module.arch, G, k, limit, module.dtype)
+    past, extend = continuing(module, variables, prefix, empty, unrolled)
 
     def unfinished(state: tuple) -> jax.Array:
         t, *_, done_N, _ = state
         return (t < limit) & ~done_N.all()
 
-    def decode(state: tuple) -> tuple:
+    def next_token(state: tuple) -> tuple:
         t, ids_NS, logps_NS, lengths_N, done_N, past = state
         token_N = jax.lax.dynamic_index_in_dim(ids_NS, t - 1, axis=1, keepdims=False)
-        hidden, past = module.apply(variables, token_N.reshape(G, k, 1), prefix, past, t - 1, method=Transformer.extend)
+        hidden, past = extend(token_N.reshape(G, k), past, t - 1)
         new_N, logp_N = step(hidden.reshape(G * k, -1), t)
         new_N, logp_N = jnp.where(done_N, 0, new_N), jnp.where(done_N, 0.0, logp_N)
         ids_NS = jax.lax.dynamic_update_slice(ids_NS, new_N[:, None], (0, t))
@@ -149,7 +185,7 @@ def generate(
         return t + 1, ids_NS, logps_NS, grown_N, done_N | is_any(new_N, ends), past
 
     start = (jnp.int32(1), ids_NS, logps_NS, jnp.ones(G * k, jnp.int32), is_any(token_N, ends) | padding_N, past)
-    _, ids_NS, logps_NS, lengths_N, _, _ = jax.lax.while_loop(unfinished, decode, start)
+    _, ids_NS, logps_NS, lengths_N, _, _ = jax.lax.while_loop(unfinished, next_token, start)
     return ids_NS.reshape(G, k, limit), logps_NS.reshape(G, k, limit), lengths_N.reshape(G, k)
 
 
@@ -264,7 +300,7 @@ class JaxEngine:
             served_by = request.policy if self._module.lora is None else None
             by_shape.setdefault((served_by, *request.shape), []).append(request)
         for requests in by_shape.values():
-            for rows in batch_rows(len(requests)):
+            for rows in batch_rows(len(requests), rows_of(self._module)):
                 self._answer(requests[:rows])
                 requests = requests[rows:]
 
@@ -284,7 +320,7 @@ class JaxEngine:
     def _generate(self, requests: Sequence[Request]) -> list[tuple[Answer, ...]]:
         started = time.perf_counter_ns()
         first = requests[0]
-        rows = next(size for size in ROWS if size >= len(requests))
+        rows = next(size for size in rows_of(self._module) if size >= len(requests))
         prompts = np.zeros((rows, bucket_tokens(len(first.prompt.ids))), np.int32)
         lengths, paths = np.zeros(rows, np.int32), np.zeros((rows, len(first.path)), np.int32)
         temperatures = np.ones((rows, first.k), np.float32)
@@ -311,6 +347,7 @@ class JaxEngine:
                 limit=first.params.max_tokens,
                 ends=self._tokenizer.ends,
                 filtered=first.params.truncates,
+                unrolled=unrolls(self._module),
             )
         )
         answers = [

@@ -1,6 +1,7 @@
 """The embedded engine: a draw depends on its place and the weights alone, and its log-probs are the learner's."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -379,7 +380,7 @@ def test_any_number_of_requests_is_served_by_as_many_compiled_sizes_as_there_are
 
 def test_waiting_prompts_are_cut_into_the_least_padding_and_then_the_fewest_batches(monkeypatch):
     monkeypatch.setattr(jax_engine, 'ROWS', (32, 128))
-    told = {waiting: batch_rows(waiting) for waiting in (0, 32, 33, 64, 97, 128, 129, 300)}
+    told = {waiting: batch_rows(waiting, jax_engine.ROWS) for waiting in (0, 32, 33, 64, 97, 128, 129, 300)}
     large, small = 128, 32
     assert told == {
         0: [], 32: [small], 33: [small, small], 64: [small, small], 97: [large], 128: [large], 129: [large, small],
@@ -482,3 +483,31 @@ def test_while_it_is_held_an_engine_gathers_and_then_answers_all_in_one_batch(pa
     engine = fresh(params)
     asyncio.run(ask_late(engine))
     assert engine.metrics()['batches'] == 1
+
+
+# --- wide models
+
+
+def test_a_wide_model_is_sampled_in_small_batches_and_answers_as_it_would_without_unrolling(monkeypatch):
+    """Width 256 is decoded by unrolled blocks; with that switched off the ids are the same, log-probs to rounding."""
+    arch = Architecture(len(TOKENIZER), width=256, layers=2, heads=2, kv_heads=1, head_dim=8, ffn=16)
+    module = Transformer(arch)
+    assert jax_engine.rows_of(module) == (8, 32, 128) and jax_engine.unrolls(module)
+    narrower = Transformer(dataclasses.replace(arch, width=248))
+    assert jax_engine.rows_of(narrower) == jax_engine.ROWS and not jax_engine.unrolls(narrower)
+    assert [batch_rows(n, jax_engine.WIDE_ROWS) for n in (1, 8, 25, 33)] == [[8], [8], [32], [32, 8]]
+    params = nn.unbox(module.init(jax.random.key(4), jnp.zeros((1, 2), jnp.int32))['params'])
+    requests = [(prompt('T>'), (0, i), SamplingParams(6), 3) for i in range(3)]
+
+    def told() -> list[tuple[Answer, ...]]:
+        engine = JaxEngine(module, TOKENIZER, jax.random.key(3))
+        engine.load('a', params, 0)
+        return ask(engine, *requests)
+
+    wide = told()
+    monkeypatch.setattr(jax_engine, 'unrolls', lambda module: False)
+    narrow = told()
+    assert [ids(answers) for answers in wide] == [ids(answers) for answers in narrow]
+    for this, that in zip(wide, narrow, strict=True):
+        for one, other in zip(this, that, strict=True):
+            assert one.logps == pytest.approx(other.logps, abs=1e-4)
