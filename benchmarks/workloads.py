@@ -68,7 +68,7 @@ mallm does the same to itself (`cli.keep_memory`)."""
 SMOLLM2 = Workload(
     title="S: SmolLM2-135M's shape, 8 prompts of 64 tokens, K = 8, 16 new tokens, LoRA of rank 16",
     vocab=49_152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536, qk_norm=False,
-    groups=8, k=8, prompt=(64, 64), new=16, rank=16, peer_samples=16, micro=8, remat=False, logits_mib=64,
+    groups=8, k=8, prompt=(64, 64), new=16, rank=16, peer_samples=16, micro=4, remat=False, logits_mib=64,
     peers=('TRL', 'Tunix'), apart=True, environment=KEEP_FREED_MEMORY, target=3.0,
 )  # fmt: skip
 
