@@ -4,8 +4,10 @@ Command:  python -m benchmarks.sandbox
 Cost:     about a minute.
 Result:   benchmarks/results/sandbox.json; the aim is 50 trivial programs a second on two cores.
 
-`at once` is the number of helpers. Seconds are on the clock, around a whole batch; programs of a batch differ, so that
-no cache can answer. `python` is what starting an interpreter by exec costs for each program in place of the warm fork.
+`at once` is the number of helpers. `CPU ms` is the processor time of one program, with that of this process, of the
+helpers and of their start: what is left to say where other work fills the machine. Seconds are on the clock, around a
+whole batch; programs of a batch differ, so that no cache can answer. The last line compares with starting an
+interpreter by exec for each program, in place of the warm fork.
 """
 
 import dataclasses
@@ -62,27 +64,37 @@ def by_exec(count: int) -> None:
         subprocess.run([python, '-S', '-E', '-c', 'print(1)'], capture_output=True, check=True)
 
 
+def cpu_s() -> float:
+    """Processor seconds of this process and of those that it has started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 def main(settings: Settings) -> None:
     use_cores(settings.cores)
     about = facts(0, ())
     started = time.perf_counter()
-    walls = Sandbox(1).walls
+    first = Sandbox(1)
+    walls = first.walls
     starts_s = time.perf_counter() - started
-    rows: list[tuple[str, int, Timing]] = []
+    first.close()
+    rows: list[tuple[str, int, Timing, float]] = []
     for at_once in settings.at_once:
-        sandbox = Sandbox(at_once or None)
         for name, program in PROGRAMS.items():
+            sandbox, before = Sandbox(at_once or None), cpu_s()
             call = batch(sandbox, program, settings.programs, {'error' if name == 'raises' else 'ok'})
-            rows.append((name, sandbox.workers, timed(call, settings.repeats)))
-        sandbox.close()
+            timing = timed(call, settings.repeats)
+            sandbox.close()
+            each = (cpu_s() - before) / (settings.programs * (settings.repeats + 1))
+            rows.append((name, sandbox.workers, timing, each))
     exec_s = timed(lambda: by_exec(10), settings.repeats).seconds
     show(
         f'Programs a second, median (range). {walls}',
-        ['program', 'at once', 'a second', 'ms each'],
+        ['program', 'at once', 'a second', 'ms each', 'CPU ms'],
         [
             [name, str(workers), t.seconds.rate(settings.programs).show(),
-             f'{t.seconds.median / settings.programs * 1e3:.1f}']
-            for name, workers, t in rows
+             f'{t.seconds.median / settings.programs * 1e3:.1f}', f'{each * 1e3:.1f}']
+            for name, workers, t, each in rows
         ],
     )  # fmt: skip
     print(f'a helper starts in {starts_s:.2f} s; a bare interpreter by exec takes {exec_s.median * 100:.0f} ms')
@@ -97,8 +109,8 @@ def main(settings: Settings) -> None:
             'bare_interpreter_by_exec_s': exec_s.median / 10,
             'measured': [
                 {'program': name, 'at_once': workers, 'seconds': t.seconds,
-                 'programs_per_s': t.seconds.rate(settings.programs)}
-                for name, workers, t in rows
+                 'programs_per_s': t.seconds.rate(settings.programs), 'cpu_ms_each': each * 1e3}
+                for name, workers, t, each in rows
             ],
         },
     )  # fmt: skip

@@ -11,7 +11,7 @@ CONFIG = Experiment(
     name='plan_path_at_grpo',
     task=PlanPathTask(),
     sampling=SamplingSettings(envs=64),
-    warm_start=WarmStartSettings(steps=100),
+    warm_start=WarmStartSettings(steps=200),
 )
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ CONFIG = Experiment(
     name='sudoku_at_grpo',
     task=SudokuTask(),
     sampling=SamplingSettings(envs=64, max_tokens=13),
-    warm_start=WarmStartSettings(steps=100),
+    warm_start=WarmStartSettings(steps=200),
 )
 
 if __name__ == '__main__':

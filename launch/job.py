@@ -88,6 +88,7 @@ class Job:
             self.kind != 'k8s' or not self.servers or self.adapts or len(self.pools) == 1, 'servers', self.servers,
             f'server pods are all alike here, and cannot each hold one of {self.pools}; use --model.lora.rank',
         )  # fmt: skip
+        require(not self.ray or self.experiment.rollout_workers > 0, 'ray', self.ray, 'is for --rollout-workers N')
         for name, value in (('time', self.time), ('partition', self.partition)):
             require(bool(re.fullmatch('[-:.,\\w]*', value)), name, value, 'is one word')
         if self.kind == 'local' and self.gpus:

@@ -82,7 +82,7 @@ def table(rows: Sequence[Row], cells: Cells, *, reference: Row, paper: Mapping[s
         share = found(cells, row, row.metric)
         if share is None and not (row.paper and any(column.get(row.paper) is not None for column in paper.values())):
             continue
-        cost = costs(cells, row)
+        cost = costs(cells, row) if share else ('', '')
         against = verdict(row, share, best) if row != reference else 'reference'
         reported = ['' if (value := column.get(row.paper)) is None else f'{value:g} %' for column in paper.values()]
         ours = [text(share), text(found(cells, row, row.strict)), *cost, against]

@@ -14,6 +14,7 @@ from mallm.models.lora import TARGETS, Lora
 from mallm.overlap import OverlapSettings
 from mallm.rollout import tree
 from mallm.rollout.engine import RoleSampling, SamplingParams, stop_strings
+from mallm.rollout.fleet import Limits
 from mallm.rollout.workers import WorkerSettings
 
 
@@ -290,6 +291,10 @@ class Experiment:
       steps: training steps; each plays `sampling.envs` episodes and learns from them.
       cpu_minutes: stop when training has used this much processor time, for comparisons at equal cost; 0 for no limit.
       pools: which policy plays and trains each role; roles that name the same pool share all parameters.
+      engine: what samples: 'jax', inside this process, or 'sglang' servers.
+      endpoints: file that names the servers of each policy, as `python -m launch.sglang start` writes it; '' starts
+        servers on this machine and stops them at the end.
+      serving: how much is asked of servers at once, and how their failures are borne.
       save_every: steps between checkpoints.
       runs: folder of the run folders.
       wandb: 'auto' is online when logged in and offline otherwise.
@@ -310,6 +315,9 @@ class Experiment:
     overlap: OverlapSettings = OverlapSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    engine: Literal['jax', 'sglang'] = 'jax'
+    endpoints: str = ''
+    serving: Limits = Limits()
     save_every: int = 25
     runs: str = 'runs'
     wandb: Literal['auto', 'offline', 'online', 'disabled'] = 'auto'
@@ -318,6 +326,14 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, 'steps', self.steps, 'a run has 0 or more steps')
+        require(
+            not self.endpoints or self.engine == 'sglang', 'endpoints', self.endpoints,
+            "names SGLang servers: set engine='sglang' to sample there",
+        )  # fmt: skip
+        require(
+            not self.rollout_workers or self.engine == 'jax', 'rollout_workers', self.rollout_workers,
+            "each worker samples with an embedded engine of its own: set it to 0, or engine='jax'",
+        )  # fmt: skip
         require(self.save_every >= 1, 'save_every', self.save_every, 'steps between checkpoints, at least 1')
         require(
             set(self.pools) == set(self.task.team), 'pools', self.pools,

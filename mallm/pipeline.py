@@ -138,7 +138,8 @@ class Ahead:
         return weights
 
     def _rollout(self, step: int, version: int, weights: Mapping[str, Any]) -> Rollout:
-        """One rollout, in the sampler's thread."""
+        """One rollout, in the sampler's thread. What evaluations counted before it is not its own."""
+        self._run.engine.metrics()
         for name, params in weights.items():
             self._run.engine.load(name, params, version)
         played = rollout(self._run, self._play, step, self._brake)
@@ -215,28 +216,31 @@ class Brake:
         self._told = told
         self._lock = threading.Lock()
         self._pulled = False
-        self._loops: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._playing: set[asyncio.Task[Any]] = set()
 
     def began(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        task.add_done_callback(self._forget)
         with self._lock:
-            self._loops[task] = asyncio.get_running_loop()
+            self._playing.add(task)
             if self._pulled:
                 task.cancel()
 
-    def ended(self, trajectory: Trajectory) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         with self._lock:
-            del self._loops[asyncio.current_task()]  # type: ignore[arg-type]
+            self._playing.discard(task)
+
+    def ended(self, trajectory: Trajectory) -> None:
         self._told(trajectory)
 
     def pull(self) -> None:
         """Cancels every episode under way, and each that begins later."""
         with self._lock:
             self._pulled = True
-            for task, loop in self._loops.items():
-                with contextlib.suppress(RuntimeError):  # that loop has ended by itself
-                    loop.call_soon_threadsafe(task.cancel)
+            for task in self._playing:
+                with contextlib.suppress(RuntimeError):  # its loop has ended by itself
+                    task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def rollout(run: Run, play: Play, step: int, witness: tree.Witness) -> Rollout:

@@ -23,7 +23,10 @@ from mallm.policies import make_policies, within_context
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer
 from mallm.rollout.jax_engine import JaxEngine
-from mallm.rollout.workers import Crew, Workers, embedded
+from mallm.rollout.sglang import SGLangEngine
+from mallm.rollout.workers import Crew, Workers
+from mallm.rollout.workers import embedded as embedded_in_worker
+from mallm.serving import MakeEngine, embedded
 from mallm.stored import settings_of
 
 
@@ -34,7 +37,7 @@ class Run:
     experiment: Experiment
     algorithm: Algorithm
     tokenizer: Tokenizer
-    engine: JaxEngine | Workers
+    engine: JaxEngine | SGLangEngine | Workers
     pools: Mapping[str, Pool]
     base: Pool | None
     updater: Updater
@@ -63,9 +66,10 @@ def build(
     folder: pathlib.Path,
     resume_at: int | None,
     guard: Guard | NoGuard = NO_GUARD,
+    make_engine: MakeEngine = embedded,
 ) -> Run:
     """Makes every part."""
-    root, algorithm, p = jax.random.key(experiment.seed), experiment.algorithm.build(), make_policies(experiment)
+    algorithm, p = experiment.algorithm.build(), make_policies(experiment)
     experiment = within_context(experiment, p.module.arch)
     make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
@@ -75,7 +79,7 @@ def build(
         experiment,
         algorithm,
         p.tokenizer,
-        with_workers(experiment, p.module, p.tokenizer, JaxEngine(p.module, p.tokenizer, root)),
+        with_workers(experiment, p.module, p.tokenizer, make_engine(experiment, p, folder)),
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),
@@ -90,12 +94,12 @@ def build(
 
 
 def with_workers(
-    experiment: Experiment, module: Transformer, tokenizer: Tokenizer, engine: JaxEngine
-) -> JaxEngine | Workers:
+    experiment: Experiment, module: Transformer, tokenizer: Tokenizer, engine: JaxEngine | SGLangEngine
+) -> JaxEngine | SGLangEngine | Workers:
     """The engine, and Ray actors that play beside it where the experiment wants some."""
-    if not experiment.rollout_workers:
+    if isinstance(engine, SGLangEngine) or not experiment.rollout_workers:
         return engine
-    crew = Crew(tokenizer, functools.partial(embedded, module, tokenizer, experiment.seed))
+    crew = Crew(tokenizer, functools.partial(embedded_in_worker, module, tokenizer, experiment.seed))
     return Workers(engine, experiment.rollout_workers, crew, experiment.worker)
 
 

@@ -49,12 +49,12 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
 def is_of(settings: Mapping[str, Any] | None, experiment: Experiment) -> bool:
     """Whether a config.json holds the very settings of an experiment; younger settings count as their defaults.
 
-    Where the runs lie and whether wandb looked on changes no result and is not compared.
+    Where the runs lie, where servers are named and whether wandb looked on changes no result and is not compared.
     """
     if settings is None:
         return False
     plain = {name: value for name, value in settings.items() if name != TASK_TYPE}
-    plain |= {'runs': experiment.runs, 'wandb': experiment.wandb}
+    plain |= {'runs': experiment.runs, 'wandb': experiment.wandb, 'endpoints': experiment.endpoints}
     kind = type(experiment.task).__name__
     return settings.get(TASK_TYPE, kind) == kind and same(plain, experiment)
 

@@ -1,9 +1,10 @@
 """The one place where everything meets: play, credit, route, pack, learn, load, log, evaluate, save."""
 
+import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from mallm.pipeline import AsTheyEnd, InTurn, Rollout, Rollouts, overlapped, ref
 from mallm.rollout import tree
 from mallm.rollout.workers import Seeded
 from mallm.run import Run, build, load, restore, save
+from mallm.serving import engines
 from mallm.types import Credited, Trajectory
 from mallm.warm import warm_start
 
@@ -40,7 +42,11 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     experiment.overlap.check_processes(jax.process_count())
     folder, at = folder_and_step(experiment, resume)
     code = commit()  # before anything can change on disk
-    with guarded(folder, limits) as guard, (run := build(experiment, folder, at, guard)).sink:
+    with (
+        guarded(folder, limits) as guard,
+        engines(experiment) as make_engine,
+        (run := build(experiment, folder, at, guard, make_engine)).sink,
+    ):
         for line in experiment.task.about():
             run.sink.note(line)
         step, progress = begin(run, code) if at is None else restore(run, at)
@@ -48,16 +54,18 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         with overlapped(run, play) as rollouts:
             while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
                 started = time.process_time()
-                if experiment.overlap.early:
-                    tokens = early_step(run, step, done)
-                else:
-                    tokens = train_step(run, step, done, rollouts)
+                with saved_where_play_fails(run, step, progress):
+                    if experiment.overlap.early:
+                        tokens = early_step(run, step, done)
+                    else:
+                        tokens = train_step(run, step, done, rollouts)
                 progress['training_cpu_minutes'] += hosts.agreed((time.process_time() - started) / 60)
                 if 'training_tokens' in progress:  # a run that goes on from an older checkpoint does not know
                     progress['training_tokens'] += tokens
                 step += 1
                 if experiment.evaluation.every and step % experiment.evaluation.every == 0:
-                    watch(run, step, progress)
+                    with saved_where_play_fails(run, step, progress):
+                        watch(run, step, progress)
                 if step % experiment.save_every == 0:
                     save(run, step, progress)
                     saved = step
@@ -70,6 +78,17 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         write_report(folder)
     run.close()
     return summary
+
+
+@contextlib.contextmanager
+def saved_where_play_fails(run: Run, step: int, progress: Mapping[str, Any]) -> Iterator[None]:
+    """What was learned until too many episodes failed, as when all servers are dead, is saved before the run ends."""
+    try:
+        yield
+    except TooManyFaultsError:
+        if run.checkpoints.latest() != step:
+            save(run, step, progress)
+        raise
 
 
 def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:

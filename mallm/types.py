@@ -37,7 +37,8 @@ class Answer:
       logps: log-probability in nats of each id under the distribution it was really drawn from.
       text: the decoded answer without the end token or the stop string that ended it.
       finish: 'stop' (the end token or a stop string) or 'length' (cut at the token limit).
-      version: number of weight loads the sampling policy had seen.
+      version: number of weight loads the sampling policy had seen, at the first id.
+      spans: (version, how many ids) in order where the weights changed in the middle of the answer; else empty.
     """
 
     ids: tuple[int, ...]
@@ -45,6 +46,7 @@ class Answer:
     text: str
     finish: str
     version: int
+    spans: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logps):

@@ -15,11 +15,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph'}
+FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph', 'keeper'}
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
 MEETING_PLACE = {
-    'experiment', 'folder', 'policies', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline', 'stored', 'judge',
-    'export',
+    'experiment', 'folder', 'policies', 'servers', 'serving', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline',
+    'stored', 'judge', 'export',
 }  # fmt: skip
 MAY_IMPORT = {
     '__init__': set(),

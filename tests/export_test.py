@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
+import tyro
 
 from experiments import export as command
 from mallm.envs.arithmetic import ArithmeticTask
@@ -112,5 +113,5 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(whole, tmp_pa
     with pytest.raises(SystemExit, match="no run 'nowhere'"):
         command.main('nowhere', tmp_path / 'out')
     assert not (tmp_path / 'out').exists()
-    command.main(str(whole), tmp_path / 'out')
+    tyro.cli(command.main, args=[str(whole), str(tmp_path / 'out'), '--dtype', 'bfloat16'])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])['run'] == 'apart-seed0'

@@ -202,11 +202,11 @@ def grade_math(gold: str, answer: str | None) -> Grade:
     if letters[0] and letters[1]:
         return Grade(letters[0][1] == letters[1][1])
     assigned = re.fullmatch(r'[a-zA-Z]\s*=\s*([^=]*)', said)
-    values = number(wanted), number(assigned[1] if assigned and '=' not in wanted else said)
-    if values[0] is not None and values[1] is not None:
-        one_sided = ('%' in wanted) != ('%' in said)
-        scale = 100 if one_sided and abs(values['%' in said]) >= fractions.Fraction(1, 100) else 1
-        return Grade(values[0] in (values[1], values[1] * scale, values[1] / scale))
+    value, other = number(wanted), number(assigned[1] if assigned and '=' not in wanted else said)
+    if value is not None and other is not None:
+        marked = other if '%' in said else value
+        dropped = ('%' in wanted) != ('%' in said) and abs(marked) >= fractions.Fraction(1, 100)
+        return Grade(value == other or (dropped and value in (other * 100, other / 100)))
     return verify(latex(as_intervals(wanted)), latex(as_intervals(said)))
 
 

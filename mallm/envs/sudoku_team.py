@@ -12,9 +12,9 @@ it.
 
 Givens are never changed, and a fill against a row, column or box is not made, so that a full grid is a solved one. How
 the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role, each row
-after its number, the cells that the team has filled in, for `tool` the cells that failed on this grid, and for `plan`
-what the tool did in this turn:
-  T/0..14/1.12./24.../3...2+02!11   P/0..14/1.12./24.../3...2+02=00*10;003104,,,,,,
+after its number, the empty cells, the cells that the team has filled in, for `tool` the cells that failed on this grid,
+and for `plan` what the tool did in this turn:
+  T/01.3./1.412/22.4./3.3.1?01031021233032+12!*03   P/01.3./1.412/22.4./3.3.1?01...+12=01*10;012103,,,,,,
 that is the named cells, `;` for done or `!` for stuck with the values that fit there and `:`, and the fills, filled up
 to a turn's length. `plan` refuses by writing nothing: free where the interpreter got stuck.
 `mallm.envs.sudoku_prose` has the speech for real language models.
@@ -224,8 +224,11 @@ def draft_text(draft: Draft, most: int) -> str:
 def show_compact(world: 'SudokuTeam', role: str) -> tuple[Message, ...]:
     grid = world.grid
     rows = ''.join(f'/{i}{row}' for i, row in enumerate(grid.render().split('\n')))
-    own = ''.join(place(i, grid.size) for i, value in enumerate(grid.cells) if value and not grid.givens[i])
-    told = f'{MARKS[role]}{rows}+{own}'
+    free = [i for i, given in enumerate(grid.givens) if not given]
+    empty, own = (
+        ''.join(place(i, grid.size) for i in free if bool(grid.cells[i]) == filled) for filled in (False, True)
+    )
+    told = f'{MARKS[role]}{rows}?{empty}+{own}'
     if role == 'plan' and world.draft is not None:
         told += draft_text(world.draft, world.rules.fills)
     return (Message('user', told + world.failed * (role != 'plan')),)

@@ -134,6 +134,7 @@ def export(
     dtype: Any = jnp.bfloat16,
     tokenizer: Any = None,
     shard_bytes: int = 5 * 10**9,
+    everywhere: bool = False,
 ) -> None:
     """Writes a checkpoint that transformers, SGLang and vLLM load; every JAX process calls it, the first writes.
 
@@ -143,6 +144,7 @@ def export(
       dtype: what the tensors are stored as.
       tokenizer: a transformers tokenizer to be saved beside the weights; its end and padding ids go into config.json.
       shard_bytes: files are cut before they grow larger than this.
+      everywhere: every process writes a folder of its own, for the servers of its machine.
     """
     said = hf_map.to_json(arch) | {'dtype': jnp.dtype(dtype).name, 'torch_dtype': jnp.dtype(dtype).name}
     if tokenizer is not None:
@@ -169,7 +171,7 @@ def export(
             tokenizer.save_pretrained(part)
         files.write_json(part / 'config.json', said)
 
-    whole_folder(pathlib.Path(folder), write)
+    whole_folder(pathlib.Path(folder), write, everywhere=everywhere)
 
 
 def read_settings(folder: pathlib.Path, name: str) -> dict[str, Any]:
@@ -285,11 +287,12 @@ def write_tensors(path: pathlib.Path, places: Mapping[str, hf_map.Place], tree: 
     safetensors.write_file(path, {name: (where.shape, jnp.dtype(dtype)) for name, where in places.items()}, fetch)
 
 
-def whole_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Lets `write` fill a hidden folder beside `folder`, then gives it that name. Only the first process keeps its."""
+def whole_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None], *, everywhere: bool = False) -> None:
+    """Lets `write` fill a hidden folder beside `folder`, then gives it that name. Only the first process keeps its, or
+    `everywhere` each."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise WeightsError(f'{folder} is there already: an export never mixes with older files; choose another folder')
-    keeps = jax.process_index() == 0
+    keeps = everywhere or jax.process_index() == 0
     if keeps:
         folder.parent.mkdir(parents=True, exist_ok=True)
     part = pathlib.Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', dir=folder.parent if keeps else None))

@@ -34,7 +34,9 @@ class AdapterFacts(NamedTuple):
     targets: tuple[str, ...]
 
 
-def export_adapter(folder: str | os.PathLike, adapter: Any, *, alpha: float, rs: bool, base: str) -> None:
+def export_adapter(
+    folder: str | os.PathLike, adapter: Any, *, alpha: float, rs: bool, base: str, everywhere: bool = False
+) -> None:
     """Writes an adapter {'blocks': {target: {'a': [L, in, r], 'b': [L, r, out]}}} as PEFT does, in float32.
 
     `base` is what PEFT will look up as the base model: a hub id or a folder. The rest is as in `hf.export`.
@@ -57,7 +59,7 @@ def export_adapter(folder: str | os.PathLike, adapter: Any, *, alpha: float, rs:
         hf.write_tensors(part / WEIGHTS, hf_map.adapter_places(adapter), adapter, jnp.float32)
         files.write_json(part / CONFIG, said)
 
-    hf.whole_folder(pathlib.Path(folder), write)
+    hf.whole_folder(pathlib.Path(folder), write, everywhere=everywhere)
 
 
 def load_adapter(source: str | os.PathLike, base: Any) -> tuple[AdapterFacts, Any]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
 
 from mallm.types import Answer, Prompt
 
@@ -98,4 +99,13 @@ class Engine(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """Counters since the last call, e.g. tokens, seconds, compiles."""
+        ...
+
+
+@runtime_checkable
+class Gathers(Protocol):
+    """An engine that answers all waiting prompts together once none are to come."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """While any of these is open, more prompts are to come, though the event loop is quiet."""
         ...

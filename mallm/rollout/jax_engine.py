@@ -6,13 +6,13 @@ request draws the same answers whatever it is batched with.
 """
 
 import asyncio
-import bisect
+import contextlib
 import dataclasses
 import functools
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from mallm.models import cache, decode, lora
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import Tokenizer, require_vocabulary
 from mallm.rollout.engine import SamplingParams
+from mallm.rollout.stops import cut_at_stop
 from mallm.types import Answer, Prompt
 
 ROWS = (32, 128)
@@ -223,6 +224,7 @@ class JaxEngine:
         self._stacked: Any = None
         self._waiting: list[Request] = []
         self._drain: asyncio.Task[None] | None = None
+        self._holds = 0
         self._counts: Counter[str] = Counter()
         self._shapes: set[tuple] = set()
 
@@ -277,12 +279,21 @@ class JaxEngine:
             self._drain = asyncio.create_task(self._run_when_quiet())
         return await reply
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Answers nothing meanwhile: worlds act elsewhere, and their next prompts belong into the same batches."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
     async def _run_when_quiet(self) -> None:
         """Waits until a turn of the event loop adds no request, then answers all that wait."""
         seen = -1
-        while seen != len(self._waiting):
+        while seen != len(self._waiting) or self._holds:
             seen = len(self._waiting)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001 if self._holds else 0)
         waiting, self._waiting = self._waiting, []
         by_shape: dict[tuple, list[Request]] = {}
         for request in waiting:
@@ -356,22 +367,3 @@ class JaxEngine:
         kept, text, stopped = cut_at_stop(ids.tolist(), params.stop, self._tokenizer)
         finish = 'stop' if stopped or kept[-1] in self._tokenizer.ends else 'length'
         return Answer(tuple(kept), tuple(logps[: len(kept)].tolist()), text, finish, version)
-
-
-def cut_at_stop(ids: list[int], stop: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], str, bool]:
-    """The ids up to the token that completes a stop string, their text before that string, and whether there was one.
-
-    Dropping what follows leaves the kept tokens' log-probabilities right, since none depends on a later token. Cost:
-    an answer is decoded once, and log2 of its length times more where it holds a stop string; the batch itself goes on
-    sampling such a row until its end token, so a stop string saves training, not sampling.
-    """
-    text = tokenizer.decode(ids)
-    if not any(string in text for string in stop):
-        return ids, text, False
-
-    def holds_stop(count: int) -> bool:
-        return any(string in tokenizer.decode(ids[:count]) for string in stop)
-
-    kept = ids[: bisect.bisect_left(range(len(ids)), True, key=holds_stop)]
-    text = tokenizer.decode(kept)
-    return kept, text[: min(text.index(string) for string in stop if string in text)], True

@@ -5,6 +5,7 @@ tree: K independent trajectories of one environment, one answer at each place.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from mallm import rng
 from mallm.envs.base import Waits, World
 from mallm.errors import EngineError, EpisodeError, WorldError, boundary
 from mallm.rollout.chat import Tokenizer, prompt_for
-from mallm.rollout.engine import Engine, SamplingParams
+from mallm.rollout.engine import Engine, Gathers, SamplingParams
 from mallm.types import Answer, Candidate, Group, GroupKey, Prompt, Trajectory, Turn
 
 Choose = Callable[[Sequence[float], random.Random], int]
@@ -69,7 +70,7 @@ class Place:
 
 
 class Witness(Protocol):
-    """Is told when an episode begins and ends, in the event loop that plays it."""
+    """Is told when an episode begins, in the task that plays it, and when it has ended."""
 
     def began(self) -> None: ...
 
@@ -106,11 +107,14 @@ def expand(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Can
     return [Candidate(a, reward) for a, (_, reward) in zip(answers, branches, strict=True)], [w for w, _ in branches]
 
 
-async def expanded(world: World, role: str, answers: Sequence[Answer]) -> tuple[list[Candidate], list[World]]:
+async def expanded(
+    world: World, role: str, answers: Sequence[Answer], engine: Engine
+) -> tuple[list[Candidate], list[World]]:
     """`expand`; a world that waits for other processes does so in threads, beside all that goes on."""
     if not isinstance(world, Waits):
         return expand(world, role, answers)
-    parts = await asyncio.gather(*(asyncio.to_thread(expand, world, role, [answer]) for answer in answers))
+    with engine.held() if isinstance(engine, Gathers) else contextlib.nullcontext():
+        parts = await asyncio.gather(*(asyncio.to_thread(expand, world, role, [answer]) for answer in answers))
     return [c for candidates, _ in parts for c in candidates], [w for _, worlds in parts for w in worlds]
 
 
@@ -132,7 +136,7 @@ async def play_role(world: World, prompt: Prompt, turn: int, place: Place, stage
         if len(answers) != k:
             raise EngineError(f'{role!r} in turn {turn}: {k} answers were asked for and {len(answers)} came')
     with boundary(WorldError, f'acting as {role!r} in turn {turn}'):
-        candidates, worlds = await expanded(world, role, answers)
+        candidates, worlds = await expanded(world, role, answers, stage.engine)
         for candidate in candidates:
             if not candidate.reward.is_finite():
                 raise WorldError(f'{role!r} in turn {turn} earned {candidate.reward}: rewards must be finite numbers')

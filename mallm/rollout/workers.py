@@ -157,6 +157,13 @@ class Worker:
         return self._engine.metrics()
 
 
+async def tell(witness: tree.Witness, trajectories: Sequence[Trajectory]) -> None:
+    """Says that episodes have ended, in an event loop that is cancelled where the witness wants to end the rollout."""
+    for trajectory in trajectories:
+        witness.began()
+        witness.ended(trajectory)
+
+
 def copied(tree: Any) -> Any:
     """Arrays of this process's own, so that the shared memory they came in can be freed."""
     return jax.tree.map(jnp.array, tree)
@@ -233,7 +240,11 @@ class Workers:
         done: dict[int, tuple[Trajectory, ...]] = {}
         deaths: list[str] = []
         while streams:
-            for stream, why in self._advance(streams, done):
+            known = len(done)
+            broken = self._advance(streams, done)
+            for number in list(done)[known:]:
+                asyncio.run(tell(stage.witness, done[number]))
+            for stream, why in broken:
                 deaths.append(why)
                 left = stream.order.without(done)
                 logging.getLogger(__name__).warning('%s; %d worlds are played again', why, len(left.worlds))
@@ -367,5 +378,6 @@ def connect(address: str, cpus: float) -> bool:
         ray.init(address=address or None, **quiet)
         return True
     room = max(1, math.ceil(cpus), os.cpu_count() or 1)
+    os.environ.setdefault('RAY_worker_niceness', '0')  # 15 otherwise, which any other work would starve
     ray.init(address='local', num_cpus=room, include_dashboard=False, _node_ip_address='127.0.0.1', **quiet)
     return True

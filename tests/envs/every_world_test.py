@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.own_task import CONFIG as OWN_TASK
 from experiments.own_task import PairTask
+from experiments.plan_path_at_grpo import CONFIG as PLAN_PATH
+from experiments.sokoban_at_grpo import CONFIG as SOKOBAN
+from experiments.sudoku_at_grpo import CONFIG as SUDOKU
 from mallm.envs import plan_path, sokoban, sudoku
 from mallm.envs.arithmetic import ArithmeticTask
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, Task, World
@@ -290,3 +294,11 @@ def test_whatever_is_written_can_be_shown_to_the_tiny_policy(name):
             at, _ = at.act(role, ''.join(draw.choice(tokenizer.ALPHABET) for _ in range(draw.randint(0, 12))))
         if at.over:
             at = start(name, 5)
+
+
+@pytest.mark.parametrize('config', [PLAN_PATH, SUDOKU, OWN_TASK, SOKOBAN], ids=lambda config: config.name)
+def test_what_a_beginner_writes_fits_into_the_tokens_of_the_experiment(config):
+    limits = config.sampler().roles
+    shown = [one for seed in range(40) for one in config.task.demonstrations(seed)]
+    assert {one.role for one in shown} <= set(limits)
+    assert all(len(one.text) <= limits[one.role].max_tokens for one in shown)

@@ -163,11 +163,11 @@ def test_the_interpreter_fills_in_what_follows_and_stops_where_nothing_does():
 
 def test_what_the_roles_are_shown_by_hand():
     at = team()
-    assert at.observe('tool')[0].content == 'T/01.3./1.4.2/22.4./3.3.1+'
+    assert at.observe('tool')[0].content == 'T/01.3./1.4.2/22.4./3.3.1?0103101221233032+'
     told = at.act('tool', '01*10')[0].observe('plan')[0].content
-    assert told == 'P/01.3./1.4.2/22.4./3.3.1+=01*10;012103,,,,,,'
+    assert told == 'P/01.3./1.4.2/22.4./3.3.1?0103101221233032+=01*10;012103,,,,,,'
     filled = at.act('plan', '012')[0]
-    assert filled.observe('tool')[0].content == 'T/0123./1.4.2/22.4./3.3.1+01'
+    assert filled.observe('tool')[0].content == 'T/0123./1.4.2/22.4./3.3.1?03101221233032+01'
     failed = at.act('tool', '00')[0].act('plan', '')[0]
     assert failed.observe('tool')[0].content.endswith('+!00')
     assert '!' not in failed.act('plan', '012')[0].observe('tool')[0].content

@@ -186,6 +186,7 @@ def test_a_manifest_without_servers_is_a_job_and_its_service(tmp_path):
         (['slurm', '--servers', '1', '--gpus', '8', '--server-gpus', '3', '--model', 'M'], 'must divide'),
         (['slurm', '--learners', '0'], 'must be positive'),
         (['slurm', '--time', '1 day'], 'is one word'),
+        (['slurm', '--ray'], 'is for --rollout-workers N'),
         (['k8s', '--image', 'i', '--name', 'Team'], 'as Kubernetes wants it'),
         (['k8s', '--image', 'i', '--servers', '2', '--model', 'M', '--', *ROLES], 'are all alike'),
         (['local', '--experiment', 'no_such_one'], 'no_such_one'),

@@ -26,7 +26,8 @@ from mallm.models.transformer import Transformer
 from mallm.rollout import jax_engine, tree
 from mallm.rollout.chat import HuggingFaceTokenizer, TinyTokenizer, prompt_for, require_vocabulary
 from mallm.rollout.engine import SamplingParams
-from mallm.rollout.jax_engine import JaxEngine, cut_at_stop
+from mallm.rollout.jax_engine import JaxEngine
+from mallm.rollout.stops import cut_at_stop
 from mallm.types import Answer, Message, Prompt, Reward
 
 TOKENIZER = TinyTokenizer()

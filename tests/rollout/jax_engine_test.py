@@ -470,6 +470,21 @@ def test_a_request_that_waits_during_a_load_is_answered_by_the_new_weights_alone
     assert {answer.version for answer in answers} == {5}
 
 
+def test_while_it_is_held_an_engine_gathers_and_then_answers_all_in_one_batch(params):
+    async def ask_late(engine: JaxEngine) -> None:
+        first = asyncio.create_task(engine.sample('a', prompt(), (0,), K, PLAIN))
+        with engine.held():
+            await asyncio.sleep(0.05)
+            assert not first.done()
+            second = asyncio.create_task(engine.sample('a', prompt(), (1,), K, PLAIN))
+            await asyncio.sleep(0)
+        await asyncio.gather(first, second)
+
+    engine = fresh(params)
+    asyncio.run(ask_late(engine))
+    assert engine.metrics()['batches'] == 1
+
+
 # --- wide models
 
 

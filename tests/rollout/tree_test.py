@@ -1,12 +1,13 @@
 """The tree sampler on a world that writes down what happens, with an engine whose answers are scripted."""
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import pytest
@@ -474,6 +475,26 @@ class Outside(Diary):
     def act(self, role: str, text: str) -> tuple['Outside', Reward]:
         self.meet.wait(timeout=60)
         return super().act(role, text)
+
+
+class Holding(Scripted):
+    """An engine that counts for how many acting groups it is held."""
+
+    holds, most = 0, 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self.holds += 1
+        self.most = max(self.most, self.holds)
+        yield
+        self.holds -= 1
+
+
+def test_an_engine_that_gathers_is_held_while_worlds_wait_and_not_for_others():
+    engine, other = Holding(), Holding()
+    play(engine, [Outside()])
+    play(other, [Diary()])
+    assert (engine.holds, engine.most, other.most) == (0, 1, 0)
 
 
 def test_candidates_of_a_world_that_waits_are_acted_out_at_the_same_time_with_the_same_outcome():

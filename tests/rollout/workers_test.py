@@ -1,5 +1,6 @@
 """Rollout workers on a real Ray of two nodes: who plays changes nothing, and what dies is played again by its key."""
 
+import asyncio
 import dataclasses
 import functools
 import json
@@ -12,6 +13,7 @@ import time
 
 os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
 os.environ['RAY_AUTH_MODE'] = 'disabled'
+os.environ['RAY_worker_niceness'] = '0'  # noqa: SIM112 (as Ray spells it)
 
 import flax.linen as nn
 import jax
@@ -24,6 +26,7 @@ from ray.cluster_utils import Cluster
 from mallm import rng
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import Experiment, LearningSettings, LoraSettings, ModelSettings, SamplingSettings
+from mallm.pipeline import Brake
 from mallm.rollout import tree, workers
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
@@ -64,9 +67,9 @@ def seeded(count: int) -> list[Seeded]:
     return [Seeded(TASK, 100 + i) for i in range(count)]
 
 
-def stage(engine, k: int = 3, turns: int = 2) -> tree.Stage:
-    sampler = tree.Sampler(k, turns, 1.0, tree.greedy, dict.fromkeys(ROLES, SamplingParams(4)))
-    return tree.Stage(sampler, engine, TOKENIZER, CAST)
+def stage(engine, witness: tree.Witness = tree.NOBODY) -> tree.Stage:
+    sampler = tree.Sampler(3, 2, 1.0, tree.greedy, dict.fromkeys(ROLES, SamplingParams(4)))
+    return tree.Stage(sampler, engine, TOKENIZER, CAST, witness)
 
 
 def versions(trajectories: list[Trajectory]) -> set[tuple[str, int]]:
@@ -152,8 +155,6 @@ class Scripted:
         self._folder = folder
 
     async def sample(self, policy, prompt, path, k, params) -> tuple[Answer, ...]:
-        import asyncio
-
         env = path[2] - PLACE.env
         with (self._folder / 'asked').open('a') as asked:
             where = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ''
@@ -190,7 +191,7 @@ class Watched(Workers):
 @pytest.fixture
 def crowd(cluster, tmp_path):
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    settings = WorkerSettings(stall_s=10.0, deaths=1)
+    settings = WorkerSettings(stall_s=20.0, deaths=1)
     crowd = Watched(Scripted(tmp_path), 2, Crew(TOKENIZER, functools.partial(Scripted, tmp_path)), settings)
     yield crowd
     crowd.close()
@@ -215,7 +216,11 @@ def test_of_a_worker_killed_in_mid_step_only_the_unfinished_worlds_are_played_ag
             (tmp_path / 'gate').unlink()
 
     crowd.after = kill
-    found = workers.play(tree.play_tree, seeded(6), PLACE, stage(crowd))
+    early: list[int] = []
+    heard: list[Trajectory] = []
+    brake = Brake(lambda trajectory: (heard.append(trajectory), early.append(trajectory.env) if not killed else None))
+    found = workers.play(tree.play_tree, seeded(6), PLACE, stage(crowd, brake))
+    assert len(early) == 1 and sorted(heard, key=lambda trajectory: trajectory.env) == found  # as they end, and once
     assert found == alone(tmp_path / 'alone')  # complete, in order, and nothing double
     told = crowd.metrics()
     assert (told['workers/deaths'], told['workers/worlds_replayed'], told['requests']) == (1, 2, 3)
@@ -227,6 +232,13 @@ def test_of_a_worker_killed_in_mid_step_only_the_unfinished_worlds_are_played_ag
         again = [what for number, pid, _, *what in asked if (number, pid) == (env, pids[-1])]
         assert (len(pids), pids[0] == killed[0]) == ((2, True) if env in (2, 4) else (1, env == 0)), env
         assert first == again[: len(first)]  # the same prompts, the same places of the same seeds
+
+
+def test_a_rollout_that_its_witness_ends_goes_on_no_longer_than_to_the_next_episode(crowd, tmp_path):
+    (tmp_path / 'gate').touch()
+    brake = Brake(lambda trajectory: brake.pull())
+    with pytest.raises(asyncio.CancelledError):
+        workers.play(tree.play_tree, seeded(6), PLACE, stage(crowd, brake))
 
 
 def test_a_worker_that_stalls_is_replaced_like_a_dead_one(crowd, tmp_path):

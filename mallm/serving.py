@@ -1,0 +1,175 @@
+"""What a run samples with: the embedded engine, or SGLang servers, given or started here for as long as it runs."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mallm import hosts, servers
+from mallm.experiment import Experiment
+from mallm.io import hf, peft
+from mallm.models import hf_map
+from mallm.models.config import Architecture
+from mallm.models.lora import variables
+from mallm.models.transformer import Transformer
+from mallm.policies import Policies
+from mallm.rollout.jax_engine import JaxEngine
+from mallm.rollout.sglang import BASE, Published, SGLangEngine
+
+MakeEngine = Callable[[Experiment, Policies, pathlib.Path], JaxEngine | SGLangEngine]
+"""(experiment, policies, run folder) -> engine."""
+START_S = 900.0
+"""Seconds in which a server that was started here must be healthy."""
+MEMORY = pathlib.Path('/dev/shm')
+PROOF = 16
+"""Ids of the sequence by which a server shows that it computes what the learner does."""
+
+
+def embedded(experiment: Experiment, policies: Policies, folder: pathlib.Path) -> JaxEngine:
+    return JaxEngine(policies.module, policies.tokenizer, jax.random.key(experiment.seed))
+
+
+@contextlib.contextmanager
+def engines(experiment: Experiment) -> Iterator[MakeEngine]:
+    """How a run makes its engine. What is made has ended when this ends, however that comes about."""
+    if experiment.engine == 'jax':
+        yield embedded
+        return
+    with contextlib.ExitStack() as stack:
+        yield lambda experiment, policies, folder: served(experiment, policies, folder, stack)
+
+
+def served(
+    experiment: Experiment, policies: Policies, folder: pathlib.Path, stack: contextlib.ExitStack
+) -> SGLangEngine:
+    """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool.
+
+    New weights are put into memory; where a server is on another machine, into the run folder, which it must see too.
+    """
+    arch, lora = policies.module.arch, policies.module.lora
+    given = share(servers.urls(experiment.endpoints, sorted(policies.pools))) if experiment.endpoints else {}
+    if all(map(is_here, (url for urls in given.values() for url in urls))):
+        root = stack.enter_context(memory_folder())
+    else:
+        root = folder.resolve() / 'weights' / str(jax.process_index())
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+    publish = Publisher(root, policies.module)
+    endpoints = given or started(experiment, policies, folder, publish, stack)
+    engine = SGLangEngine(
+        policies.tokenizer,
+        arch.vocab,
+        endpoints,
+        publish,
+        adapters=lora is not None,
+        shape=shape_of(arch),
+        limits=experiment.serving,
+        key=servers.api_key(),
+    )
+    stack.callback(engine.close)
+    return engine
+
+
+def share(endpoints: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """This process's servers: each has its own, so that nobody else renews their weights.
+
+    Raises:
+      ServerError: there are fewer than processes.
+    """
+    mine = {policy: list(urls[jax.process_index() :: jax.process_count()]) for policy, urls in endpoints.items()}
+    if lacking := sorted(policy for policy, urls in mine.items() if not urls):
+        raise servers.ServerError(
+            f'{jax.process_count()} processes, and fewer servers of policies {lacking}: each process needs its own'
+        )
+    return mine
+
+
+def is_here(url: str) -> bool:
+    """Whether a server sees this machine's memory-backed folders; others read weights from the run folder."""
+    return urllib.parse.urlsplit(url).hostname in ('127.0.0.1', 'localhost', '::1')
+
+
+def started(
+    experiment: Experiment,
+    policies: Policies,
+    folder: pathlib.Path,
+    publish: 'Publisher',
+    stack: contextlib.ExitStack,
+) -> dict[str, list[str]]:
+    """Servers of our own, on the weights there are now; they end with this process."""
+    lora = policies.module.lora
+    device = 'cuda' if jax.default_backend() == 'gpu' else 'cpu'
+    models = {BASE: policies.base.state.params} if policies.base else {}
+    models = models or {name: pool.state.params for name, pool in policies.pools.items()}
+    running = {}
+    for name, params in models.items():
+        spec = servers.Spec(
+            publish(name, hosts.local(params), 0).folder,
+            device,
+            jnp.dtype(policies.module.dtype).name,
+            adapters=2 * len(policies.pools) if lora else 0,
+            rank=lora.rank if lora else 0,
+            tokens=servers.Spec.tokens if device == 'cpu' else 0,
+        )
+        log = folder / 'servers' / f'{name or "base"}-{jax.process_index()}.log'
+        one, process = servers.start(spec, log, tethered=True)
+        stack.callback(servers.stop, one.pid)
+        running[name] = one, process
+    for one, process in running.values():
+        servers.wait(one, process, START_S)
+    return {name: [running.get(name, running.get(BASE))[0].url] for name in policies.pools}  # type: ignore[index]
+
+
+def shape_of(arch: Architecture) -> dict[str, Any]:
+    """What a server's config.json must say, or weights of ours would end it."""
+    sizes = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+             'num_key_value_heads')  # fmt: skip
+    said = hf_map.to_json(arch)
+    return {name: said[name] for name in ('model_type', *sizes)}
+
+
+@contextlib.contextmanager
+def memory_folder() -> Iterator[pathlib.Path]:
+    """A folder in memory where the machine has one for files, else among the temporary ones; gone at the end."""
+    within = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix='mallm-', dir=within, ignore_cleanup_errors=True) as name:
+        yield pathlib.Path(name)
+
+
+class Publisher:
+    """Writes weights where a server on this machine reads them. Of each policy the newest version is kept."""
+
+    def __init__(self, root: pathlib.Path, module: Transformer) -> None:
+        self._root, self._module, self._lora = root, module, module.lora
+        self._newest: dict[str, pathlib.Path] = {}
+        self._base: Any = None
+        self._forward = {adapts: jax.jit(module.clone(lora=self._lora if adapts else None).apply)
+                         for adapts in (False, True)}  # fmt: skip
+
+    def __call__(self, policy: str, weights: Any, version: int) -> Published:
+        folder = self._root / f'{policy or "base"}-{version}-{time.monotonic_ns():x}'
+        adapts = self._lora is not None and policy != BASE
+        if self._lora is None or policy == BASE:
+            hf.export(folder, self._module.arch, weights, dtype=self._module.dtype, everywhere=True)
+            self._base = weights if self._lora else None
+        else:  # SGLang scales by alpha / rank whatever use_rslora says, so alpha is what comes out as our scale
+            alpha = self._lora.scale * self._lora.rank
+            peft.export_adapter(folder, weights, alpha=alpha, rs=False, base='base', everywhere=True)
+        if old := self._newest.get(policy):
+            shutil.rmtree(old, ignore_errors=True)
+        self._newest[policy] = folder
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        proof = np.arange(1, PROOF + 1) * 7919 % min(self._module.arch.vocab, 1000)
+        logits_TV = self._forward[adapts](variables(weights, self._base if adapts else None), proof[None])[0]
+        logp_TV = np.asarray(jax.nn.log_softmax(logits_TV.astype(jnp.float32)))
+        logps = tuple(logp_TV[np.arange(PROOF - 1), proof[1:]].tolist())
+        tolerance = 0.05 if jnp.dtype(self._module.dtype) == jnp.float32 else 0.5
+        return Published(str(folder), size, tuple(proof.tolist()), logps, tolerance)

@@ -1,0 +1,81 @@
+"""How a run gets at its servers: whose they are, where weights are put for them, and what is left behind."""
+
+import contextlib
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from mallm import servers, serving
+from mallm.experiment import Experiment
+from mallm.models.config import Architecture
+from mallm.models.transformer import Transformer
+from mallm.rollout.fleet import Limits
+from mallm.rollout.replies import UnreachableError
+from mallm.run import build
+from tests.launch.sglang_test import until
+
+MODULE = Transformer(Architecture(40, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=32))
+
+
+def params(seed: int) -> dict:
+    return nn.unbox(MODULE.init(jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)))['params']
+
+
+def test_the_newest_weights_are_kept_with_the_log_probs_that_a_server_must_show(tmp_path):
+    publish = serving.Publisher(tmp_path / 'w', MODULE)
+    first, second = publish('plan', params(0), 0), publish('plan', params(1), 1)
+    assert [path.name for path in (tmp_path / 'w').iterdir()] == [pathlib.Path(second.folder).name]
+    assert second.bytes >= 4 * sum(leaf.size for leaf in jax.tree.leaves(params(1)))
+    logits = np.asarray(MODULE.apply({'params': params(1)}, np.array([second.ids])))[0]
+    expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(second.logps)), list(second.ids[1:])]
+    assert second.logps == pytest.approx(expected, abs=1e-5)
+    assert first.ids == second.ids and first.logps != second.logps
+
+
+def test_each_process_has_servers_of_its_own(monkeypatch):
+    monkeypatch.setattr(jax, 'process_count', lambda: 2)
+    shares = []
+    for index in range(2):
+        monkeypatch.setattr(jax, 'process_index', lambda index=index: index)
+        shares.append(serving.share({'plan': ['a', 'b', 'c'], 'tool': ['a', 'b', 'c']}))
+    assert shares == [{'plan': ['a', 'c'], 'tool': ['a', 'c']}, {'plan': ['b'], 'tool': ['b']}]
+    with pytest.raises(servers.ServerError, match='each process needs its own'):
+        serving.share({'plan': ['a']})
+
+
+def test_weights_go_through_memory_only_to_servers_of_this_machine():
+    assert serving.is_here('http://127.0.0.1:1') and serving.is_here('http://localhost:1')
+    assert not serving.is_here('http://node7:30000') and not serving.is_here('http://10.0.0.1:1')
+
+
+def test_a_run_without_its_servers_ends_at_once_and_leaves_no_folder_of_weights(tmp_path):
+    file = tmp_path / 'servers.json'
+    file.write_text(json.dumps({'*': ['http://127.0.0.1:9']}))
+    experiment = Experiment(engine='sglang', endpoints=str(file), serving=Limits(connect_s=2.0), wandb='disabled')
+    places = []
+    with serving.engines(experiment) as make:
+
+        def making(*given):
+            engine = make(*given)
+            places.append(engine._publish._root)
+            return engine
+
+        with pytest.raises(UnreachableError, match='Cannot connect'):
+            build(experiment, tmp_path / 'run', None, make_engine=making)
+    until(lambda: not places[0].exists())
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(ValueError, match="set engine='sglang'"):
+        Experiment(endpoints='servers.json')
+    with pytest.raises(ValueError, match="engine='jax'"):
+        Experiment(engine='sglang', rollout_workers=2)
+    with pytest.raises(ValueError, match='must be positive'):
+        Limits(tries=0)
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(serving.engines(Experiment())) is serving.embedded
