@@ -22,7 +22,7 @@ COLUMNS = ('success', 'success_t1', 'strict', 'strict_t1')
 def fill(
     methods: Mapping[str, Experiment], *, seeds: Iterable[int], only: Sequence[str], runs: str, out: str
 ) -> dict[str, Any]:
-    """Runs the cells that have no stored summary yet, and writes `out`.json and `out`.md after each.
+    """Runs the cells that have no stored summary yet, seed by seed, and writes `out`.json and `out`.md after each.
 
     A cell is stored when a run folder of its name holds a summary beside the very settings it would run with now. What
     is written holds the stored cells of all methods, so that several calls may fill one table.
@@ -32,11 +32,8 @@ def fill(
         raise ValueError(f'methods {sorted(unknown)}: not in this table; there are {sorted(methods)}')
     seeds = tuple(seeds)
     cell = lambda name, seed: dataclasses.replace(methods[name], name=name, seed=seed, runs=runs)  # noqa: E731
-    for seed in seeds:
-        for name in only or tuple(methods):
-            if stored(cell(name, seed)) is None:
-                train(cell(name, seed))
-            write(gather(methods, seeds, cell), pathlib.Path(out))
+    wanted = [cell(name, seed) for seed in seeds for name in only or tuple(methods)]
+    run_missing(wanted, between=lambda: write(gather(methods, seeds, cell), pathlib.Path(out)))
     return gather(methods, seeds, cell)
 
 
