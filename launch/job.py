@@ -25,6 +25,7 @@ import jinja2
 
 from mallm import cli
 from mallm.experiment import Experiment
+from mallm.serving import WEIGHTS_FOLDER
 
 TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 KINDS = {'local': 'local.sh.j2', 'slurm': 'slurm.sh.j2', 'tpu': 'tpu.sh.j2', 'k8s': 'k8s.yaml.j2'}
@@ -167,9 +168,10 @@ class Job:
         return ['bash', '-c', '"$@" && exec sleep infinity', 'server', *start]
 
     def environment(self) -> list[dict[str, Any]]:
-        """Environment of a Kubernetes container: the API key by reference."""
+        """Environment of a Kubernetes container: where weights pass, and the API key by reference."""
         key = {'name': 'MALLM_SGLANG_KEY', 'valueFrom': {'secretKeyRef': {'name': self.secret, 'key': 'key'}}}
-        return [key] if self.secret and self.servers else []
+        folder = {'name': WEIGHTS_FOLDER, 'value': '/runs'}
+        return [folder, *([key] if self.secret else [])] if self.servers else []
 
     def endpoints_text(self) -> str:
         urls = [f'http://{self.name}-servers-{i}.{self.name}-servers:{self.port}' for i in range(self.servers)]

@@ -30,6 +30,8 @@ MakeEngine = Callable[[Experiment, Policies, pathlib.Path], JaxEngine | SGLangEn
 START_S = 900.0
 """Seconds in which a server that was started here must be healthy."""
 MEMORY = pathlib.Path('/dev/shm')
+WEIGHTS_FOLDER = 'MALLM_WEIGHTS_FOLDER'
+"""Environment variable that names a folder for weights which servers on other machines see as well."""
 PROOF = 16
 """Ids of the sequence by which a server shows that it computes what the learner does."""
 
@@ -138,9 +140,12 @@ def shape_of(arch: Architecture) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def memory_folder() -> Iterator[pathlib.Path]:
-    """A folder in memory where the machine has one for files, else among the temporary ones; gone at the end."""
+    """A folder in $MALLM_WEIGHTS_FOLDER, else in memory where the machine has that for files, else among the temporary
+    ones; gone at the end."""
     within = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix='mallm-', dir=within, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix='mallm-', dir=os.environ.get(WEIGHTS_FOLDER) or within, ignore_cleanup_errors=True
+    ) as name:
         yield pathlib.Path(name)
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from experiments.sokoban_at_grpo import CONFIG
 from launch import job, sglang
-from mallm import cli
+from mallm import cli, serving
 
 LORA = ['--model.lora.rank', '8', '--model.dtype', 'bfloat16']
 ROLES = ['--pools.tool', 'a', '--pools.plan', 'b']
@@ -180,7 +180,9 @@ def test_a_manifest_holds_what_pods_need_to_find_each_other_and_the_key_by_refer
     assert start[start.index('--port') + 1] == '29400' and server['startupProbe']['httpGet']['port'] == 29400
     for container in (learner, server):
         reference = {'secretKeyRef': {'name': 'sglang', 'key': 'key'}}
-        assert container['env'] == [{'name': 'MALLM_SGLANG_KEY', 'valueFrom': reference}]
+        folder, key = container['env']
+        assert folder == {'name': serving.WEIGHTS_FOLDER, 'value': '/runs'} and '/runs' in mounted
+        assert key == {'name': 'MALLM_SGLANG_KEY', 'valueFrom': reference}
 
 
 def test_a_manifest_without_servers_is_a_job_and_its_service(tmp_path):
@@ -217,6 +219,14 @@ def test_a_setting_that_the_experiment_would_refuse_is_refused_by_its_own_comman
         job.main(['slurm', '--', f'--sampling.{name}', value])
     told = capsys.readouterr()
     assert said in told.out + told.err and '#SBATCH' not in told.out
+
+
+def test_weights_pass_through_the_folder_that_a_script_names_for_servers_elsewhere(tmp_path, monkeypatch):
+    assert f'export {serving.WEIGHTS_FOLDER}="$PWD"' in rendered(*SCRIPTS['slurm, servers'][:2], tmp_path).read_text()
+    monkeypatch.setenv(serving.WEIGHTS_FOLDER, str(tmp_path))
+    with serving.memory_folder() as folder:
+        assert folder.parent == tmp_path and folder.is_dir()
+    assert not folder.exists()
 
 
 def test_endpoints_files_are_joined_policy_by_policy(tmp_path):
