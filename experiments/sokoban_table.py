@@ -20,8 +20,8 @@ WARM_START_MINUTES = 1.0
 def methods(cpu_minutes: float) -> dict[str, Experiment]:
     """One experiment a row, each with the same processor time for what it does after the warm start.
 
-    Trajectory-level GRPO has settings of its own: with learning rate and entropy bonus of AT-GRPO, six short runs on the
-    watched split all fell below the warm start.
+    Trajectory-level GRPO has settings of its own: with learning rate and entropy bonus of AT-GRPO, six short runs on
+    the watched split all fell below the warm start.
     """
     base = override(
         CONFIG,
