@@ -98,9 +98,9 @@ def fitting(grid: Sudoku) -> list[Fill]:
 def beginner(seed: int, task: SudokuTask) -> list[Demonstration]:
     """What a beginner writes who knows which cells are empty, and not where something follows.
 
-    `tool` and `solo` name random empty cells that have not failed yet, `plan` writes what the interpreter filled in
-    before it stopped, and refuses when that is nothing. Without a tool, `plan` writes random values that fit. No solver
-    is asked. Up to three such turns go before, so that later grids and failures are known.
+    `tool` and `solo` name empty cells that have not failed yet, from a random one on; `plan` writes what was filled in
+    before the interpreter stopped, and refuses when that is nothing. Without a tool, `plan` writes random values that
+    fit. No solver is asked. Up to three such turns go before, so that later grids and failures are known.
     """
     draw, world = random.Random(seed), task.train(seed)
     for _ in range(draw.choice((0, 0, 1, 2, 3))):
@@ -125,11 +125,11 @@ def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, 
 
 
 def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
-    """As many random empty cells as fit in a turn, one in four by place."""
+    """As many empty cells as fit in a turn, in reading order from a random one on; in one turn of four all by place."""
     grid = world.grid
     cells = [cell for cell in empty_cells(grid) if f'!{place(cell, grid.size)}' not in world.failed]
-    draw.shuffle(cells)
-    return ''.join(draw.choice(('', '', '', '*')) + place(cell, grid.size) for cell in cells[: task.fills])
+    start, how = draw.randrange(max(1, len(cells))), draw.choice(('', '', '', '*'))
+    return ''.join(how + place(cell, grid.size) for cell in (cells[start:] + cells[:start])[: task.fills])
 
 
 def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
