@@ -44,3 +44,7 @@ def test_what_chance_solves_is_what_it_should_be():
     worlds = [task.train(seed) for seed in range(400)]
     expected = sum(len(world.right()) for world in worlds) / 400 / 100  # so many of 100 pairs are right
     assert sum(task.floor(w, 1, seed) for seed, w in enumerate(worlds)) / 400 == pytest.approx(expected, abs=0.04)
+
+
+def test_readme_shows_it_verbatim():
+    assert f'```python\n{FILE.read_text()}```' in (FILE.parents[1] / 'README.md').read_text()
