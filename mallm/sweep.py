@@ -82,7 +82,7 @@ def run_cell(sweep: Sweep, label: str, seed: int, *, runs: str, start: Callable[
         folders[other] = _finished(sweep.cell(other, seed, runs))
     parts = {role: Part(folders[other], plays) for role, (other, plays) in casting.parts.items()}
     told = judge(folders[casting.host], parts)
-    spent = [files.read_json(folder / files.SUMMARY) for folder in folders.values()]
+    spent = [files.read_json(folder / files.SUMMARY) or {} for folder in folders.values()]
     cost = {name: sum(one[name] for one in spent) for name in COSTS if all(name in one for one in spent)}
     folder = new_folder(experiment)
     folder.mkdir(parents=True)
