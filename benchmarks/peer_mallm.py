@@ -126,7 +126,7 @@ class Worker:
             for n, (prompt, _) in enumerate(asked)
         ]  # fmt: skip
         packed_from = time.perf_counter()
-        steps = pack(rows, Packing(0, self.work.micro * parts), self.steps)
+        steps = pack(rows, Packing(0, self.work.micro_split if self.split else self.work.micro), self.steps)
         self.pool.learn(self.updater, steps, Knobs(1e-4), self.base)
         jax.block_until_ready(self.pool.state)
         ended = time.perf_counter()

@@ -18,6 +18,7 @@ class Workload:
       rank: of LoRA adapters (alpha twice that) on all seven projections; 0 trains every parameter.
       peer_samples: answers in a peer's micro-batch; the last of them takes one AdamW step.
       micro: groups in mallm's micro-batch.
+      micro_split: the same where each answer is a group of one.
       remat: whether mallm recomputes blocks in the backward pass; the peers never do.
       logits_mib: room for logits in mallm's loss, beyond which it works in chunks.
       peers: who is compared with mallm.
@@ -42,6 +43,7 @@ class Workload:
     rank: int
     peer_samples: int
     micro: int
+    micro_split: int
     remat: bool
     logits_mib: int
     peers: tuple[str, ...]
@@ -53,8 +55,8 @@ class Workload:
 SMALL = Workload(
     title='T: Qwen3 of 0.66M parameters, 64 prompts of 22 to 32 tokens, K = 8, 8 new tokens, all parameters',
     vocab=512, width=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=256, qk_norm=True,
-    groups=64, k=8, prompt=(22, 32), new=8, rank=0, peer_samples=512, micro=32, remat=True, logits_mib=64,
-    peers=('TRL',), apart=False, environment=(), target=5.0,
+    groups=64, k=8, prompt=(22, 32), new=8, rank=0, peer_samples=512, micro=32, micro_split=256, remat=True,
+    logits_mib=64, peers=('TRL',), apart=False, environment=(), target=5.0,
 )  # fmt: skip
 
 KEEP_FREED_MEMORY = (
@@ -68,8 +70,8 @@ mallm does the same to itself (`cli.keep_memory`)."""
 SMOLLM2 = Workload(
     title="S: SmolLM2-135M's shape, 8 prompts of 64 tokens, K = 8, 16 new tokens, LoRA of rank 16",
     vocab=49_152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536, qk_norm=False,
-    groups=8, k=8, prompt=(64, 64), new=16, rank=16, peer_samples=16, micro=8, remat=False, logits_mib=64,
-    peers=('TRL', 'Tunix'), apart=True, environment=KEEP_FREED_MEMORY, target=3.0,
+    groups=8, k=8, prompt=(64, 64), new=16, rank=16, peer_samples=16, micro=4, micro_split=16, remat=False,
+    logits_mib=64, peers=('TRL', 'Tunix'), apart=True, environment=KEEP_FREED_MEMORY, target=3.0,
 )  # fmt: skip
 
 WORKLOADS = {'T': SMALL, 'S': SMOLLM2}

@@ -45,6 +45,7 @@ class Job:
       learners: nodes, hosts or pods that learn.
       servers: SGLang servers in all: on `local` of `server_gpus` GPUs each, else one on a node of its own.
       gpus: of each node or pod, or of the machine; 0 computes on processors.
+      players: nodes of a Ray cluster on which rollout workers play.
       model: what servers load.
     """
 
@@ -62,7 +63,7 @@ class Job:
     key_file: str = ''
     time: str = ''
     partition: str = ''
-    ray: bool = False
+    players: int = 0
     pod: str = ''
     zone: str = ''
     home: str = ''
@@ -76,7 +77,7 @@ class Job:
             'takes a-z, 0-9 and - between them, as Kubernetes wants it',
         )  # fmt: skip
         require(min(self.learners, self.server_gpus, self.port) >= 1, 'learners', self.learners, 'must be positive')
-        require(min(self.servers, self.gpus) >= 0, 'servers', self.servers, 'must be 0 or positive')
+        require(min(self.servers, self.gpus, self.players) >= 0, 'servers', self.servers, 'must be 0 or positive')
         require(
             not self.servers or bool(self.model), 'model', self.model, 'servers need one to load: a folder or hub id'
         )
@@ -88,7 +89,13 @@ class Job:
             self.kind != 'k8s' or not self.servers or self.adapts or len(self.pools) == 1, 'servers', self.servers,
             f'server pods are all alike here, and cannot each hold one of {self.pools}; use --model.lora.rank',
         )  # fmt: skip
-        require(not self.ray or self.experiment.rollout_workers > 0, 'ray', self.ray, 'is for --rollout-workers N')
+        workers = self.experiment.rollout_workers
+        require(
+            not self.players or workers > 0, 'players', self.players, 'are for the experiment with --rollout-workers'
+        )
+        require(
+            not (self.servers and workers), 'servers', self.servers, 'rollout workers sample by themselves: 0 servers'
+        )
         for name, value in (('time', self.time), ('partition', self.partition)):
             require(bool(re.fullmatch('[-:.,\\w]*', value)), name, value, 'is one word')
         if self.kind == 'local' and self.gpus:
@@ -214,7 +221,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         if kind == 'slurm':
             add.add_argument('--time', default='24:00:00')
             add.add_argument('--partition', default='')
-            add.add_argument('--ray', action='store_true', help='Ray over all nodes, for --rollout-workers N')
+            add.add_argument('--players', type=int, default=0, help='more nodes, on which --rollout-workers play')
         if kind == 'k8s':
             add.add_argument('--image', required=True, help='has mallm, and SGLang where there are servers')
             add.add_argument('--claim', default='runs', help='persistent volume claim, mounted at /runs')

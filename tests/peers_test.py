@@ -30,7 +30,7 @@ def test_workload_s_has_the_shape_of_smollm2_and_workload_t_that_of_every_stored
     assert [vars(ours)[name] for name in sizes] == [vars(real)[name] for name in sizes]
     told = [vars(architecture(SMALL))[name] for name in sizes]
     assert told == [512, 128, 4, 4, 2, 32, 256, True, True]
-    assert (SMALL.remat, SMALL.logits_mib, SMALL.micro, SMALL.rank) == (True, 64, 32, 0)
+    assert (SMALL.remat, SMALL.logits_mib, SMALL.micro, SMALL.micro_split, SMALL.rank) == (True, 64, 32, 256, 0)
 
 
 @pytest.mark.parametrize('work', WORKLOADS.values(), ids=list(WORKLOADS))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from experiments.sokoban_at_grpo import CONFIG
-from launch import job
+from launch import job, sglang
 from mallm import cli
 
 LORA = ['--model.lora.rank', '8', '--model.dtype', 'bfloat16']
@@ -21,9 +21,12 @@ SCRIPTS = {
     'local, four GPUs': (['local', '--gpus', '4', '--servers', '2', '--model', 'M'], LORA, []),
     'local, a server for each role': (['local', '--servers', '2', '--model', 'M'], ROLES, []),
     'slurm, one learner': (['slurm', '--partition', 'gpu'], [], []),
-    'slurm, servers and Ray': (
-        ['slurm', '--learners', '2', '--servers', '2', '--gpus', '8', '--server-gpus', '4', '--model', 'M', '--ray',
-         '--key-file', 'my key'], [*LORA, *ROLES, '--rollout-workers', '4'], ['--resume', 'it-seed0'],
+    'slurm, servers': (
+        ['slurm', '--learners', '2', '--servers', '2', '--gpus', '8', '--server-gpus', '4', '--model', 'M',
+         '--key-file', 'my key'], [*LORA, *ROLES], ['--resume', 'it-seed0'],
+    ),
+    'slurm, rollout workers': (
+        ['slurm', '--learners', '2', '--players', '2'], ['--rollout-workers', '4'], [],
     ),
     'tpu': (['tpu', '--pod', 'p', '--zone', 'z'], ['--model.mesh', '1', '4', '2'], ['--seed', '5']),
 }  # fmt: skip
@@ -49,14 +52,13 @@ def dry(script: pathlib.Path, *words: str) -> list[list[str]]:
 
 
 def experiment_of(command: list[str]) -> tuple[cli.Arguments, list[str]]:
-    """What an experiment's own command line makes of a command, and the words about servers in it."""
+    """What an experiment's own command line makes of a command, but for its words about servers, which come second."""
     at = command.index('-m')
-    words, served = command[at + 2 :], []
-    if '--engine' in words:
-        start = words.index('--engine')
-        served = words[start : start + 4]
-        words = words[:start] + words[start + 4 :]
-    return cli.arguments(importlib.import_module(command[at + 1]).CONFIG, None, words), served
+    words, config = command[at + 2 :], importlib.import_module(command[at + 1]).CONFIG
+    given, start = cli.arguments(config, None, words), words.index('--engine') if '--engine' in words else len(words)
+    assert (given.experiment.engine == 'sglang') == ('--engine' in words)
+    served, rest = words[start : start + 4], words[:start] + words[start + 4 :]
+    return (cli.arguments(config, None, rest) if served else given), served
 
 
 def of_module(commands: list[list[str]], module: str) -> list[list[str]]:
@@ -73,7 +75,7 @@ def test_a_script_runs_what_the_experiment_takes_with_all_that_was_set(name, tmp
         commands = [shlex.split(command[-1].removeprefix('--command=').partition('exec ')[2])]
     [learner] = of_module(commands, 'experiments.')
     given, served = experiment_of(learner)
-    beside = ['--worker.resource', 'sampler'] if '--ray' in words else []
+    beside = ['--worker.resource', 'player'] if '--players' in words else []
     wanted = cli.arguments(CONFIG, None, [*settings, *beside, *later])
     assert (given.experiment, given.resume) == (wanted.experiment, wanted.resume)
     assert bool(served) == ('--servers' in words)
@@ -81,14 +83,17 @@ def test_a_script_runs_what_the_experiment_takes_with_all_that_was_set(name, tmp
         [joined] = of_module(commands, 'launch.job')
         given_out = job.arguments(joined[joined.index('-m') + 2 :])
         assert served == ['--engine', 'sglang', '--endpoints', given_out.out] and len(given_out.files) == 2
-        starts = [command for command in of_module(commands, 'launch.sglang') if 'start' in command]
+        servers = of_module(commands, 'launch.sglang')
+        parsed = [sglang.arguments(command[command.index('launch.sglang') + 1 :]) for command in servers]
+        assert {one.verb for one in parsed} == {'install', 'start'}
+        starts = [command for command in servers if 'start' in command]
         assert [command[command.index('--out') + 1] for command in starts] == given_out.files
         assert all(command[command.index('--model') + 1] == 'M' for command in starts)
         assert sum('install' in command for command in commands) == 1
 
 
 def test_each_of_several_learners_gets_the_coordinator_and_its_own_index(tmp_path):
-    words, settings, _ = SCRIPTS['slurm, servers and Ray']
+    words, settings, _ = SCRIPTS['slurm, servers']
     commands = dry(rendered(words, settings, tmp_path))
     [learner] = of_module(commands, 'experiments.')
     given, _ = experiment_of([*learner, '--hosts.index', '1'])
@@ -98,10 +103,17 @@ def test_each_of_several_learners_gets_the_coordinator_and_its_own_index(tmp_pat
     assert sorted(command[command.index('--host') + 1] for command in starts) == ['node3', 'node4']
     assert all(shlex.join(command).endswith('--extra --tp-size 4 --dp-size 2') for command in starts)
     assert all('--adapters 4 --rank 8' in shlex.join(command) for command in starts)
+
+
+def test_ray_spans_learners_and_the_nodes_where_workers_play(tmp_path):
+    words, settings, _ = SCRIPTS['slurm, rollout workers']
+    commands = dry(rendered(words, settings, tmp_path))
     rays = [command for command in commands if command[5].endswith('/ray')]
     assert sorted(command[4] for command in rays) == [f'--nodelist=node{i}' for i in range(1, 5)]
-    beside = {command[4] for command in rays if '--resources={"sampler": 1024}' in command}
-    assert beside == {'--nodelist=node3', '--nodelist=node4'} and given.experiment.worker.resource == 'sampler'
+    beside = {command[4] for command in rays if '--resources={"player": 1024}' in command}
+    assert beside == {'--nodelist=node3', '--nodelist=node4'}
+    [learner] = of_module(commands, 'experiments.')
+    assert experiment_of(learner)[0].experiment.worker.resource == 'player'
 
 
 def test_learner_and_servers_of_one_machine_share_no_gpu(tmp_path):
@@ -186,7 +198,8 @@ def test_a_manifest_without_servers_is_a_job_and_its_service(tmp_path):
         (['slurm', '--servers', '1', '--gpus', '8', '--server-gpus', '3', '--model', 'M'], 'must divide'),
         (['slurm', '--learners', '0'], 'must be positive'),
         (['slurm', '--time', '1 day'], 'is one word'),
-        (['slurm', '--ray'], 'is for --rollout-workers N'),
+        (['slurm', '--players', '1'], 'with --rollout-workers'),
+        (['local', '--servers', '1', '--model', 'M', '--', '--rollout-workers', '1'], 'sample by themselves'),
         (['k8s', '--image', 'i', '--name', 'Team'], 'as Kubernetes wants it'),
         (['k8s', '--image', 'i', '--servers', '2', '--model', 'M', '--', *ROLES], 'are all alike'),
         (['local', '--experiment', 'no_such_one'], 'no_such_one'),

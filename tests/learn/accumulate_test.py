@@ -42,7 +42,9 @@ def one_by_one(one: Learner, some: list[Row], packing: Packing, *, rescores: boo
 
 
 @pytest.mark.parametrize(
-    'divisor, rescores', [(token_count, False), (token_count, True), (constant(6), False)], ids=str
+    'divisor, rescores',
+    [(token_count, False), (token_count, True), (constant(6), False)],
+    ids=['tokens', 'tokens, rescored', 'constant'],
 )
 def test_rows_that_come_one_by_one_move_the_parameters_as_all_at_once(plain, divisor, rescores):
     """With KL and entropy terms, two padded shapes, a divisor that is known only at the end, and the controller."""
