@@ -298,7 +298,8 @@ class Experiment:
       save_every: steps between checkpoints.
       runs: folder of the run folders.
       wandb: 'auto' is online when logged in and offline otherwise.
-      rollout_workers: Ray actors that play for each learner process; 0 plays inside it. Needs the extra 'ray'.
+      rollout_workers: Ray actors that play for each learner process, each with an engine of its own or a client of
+        that process's servers, which it must reach; 0 plays inside the process. Needs the extra 'ray'.
       worker: what such an actor may take, and when it is given up.
     """
 
@@ -329,10 +330,6 @@ class Experiment:
         require(
             not self.endpoints or self.engine == 'sglang', 'endpoints', self.endpoints,
             "names SGLang servers: set engine='sglang' to sample there",
-        )  # fmt: skip
-        require(
-            not self.rollout_workers or self.engine == 'jax', 'rollout_workers', self.rollout_workers,
-            "each worker samples with an embedded engine of its own: set it to 0, or engine='jax'",
         )  # fmt: skip
         require(self.save_every >= 1, 'save_every', self.save_every, 'steps between checkpoints, at least 1')
         require(

@@ -1,7 +1,6 @@
 """The living parts of a run: how they are made, how the engine gets new weights, what a checkpoint holds."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +17,12 @@ from mallm.io.log import Silent, Sink
 from mallm.learn.pool import Pool
 from mallm.learn.state import LearnerState
 from mallm.learn.update import Updater
-from mallm.models.transformer import Transformer
 from mallm.policies import make_policies, within_context
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.rollout.sglang import SGLangEngine
-from mallm.rollout.workers import Crew, Workers
-from mallm.rollout.workers import embedded as embedded_in_worker
+from mallm.rollout.workers import Workers
 from mallm.serving import MakeEngine, embedded
 from mallm.stored import settings_of
 
@@ -79,7 +76,7 @@ def build(
         experiment,
         algorithm,
         p.tokenizer,
-        with_workers(experiment, p.module, p.tokenizer, make_engine(experiment, p, folder)),
+        make_engine(experiment, p, folder),
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),
@@ -91,16 +88,6 @@ def build(
     )
     load(run, 0, base=True)
     return run
-
-
-def with_workers(
-    experiment: Experiment, module: Transformer, tokenizer: Tokenizer, engine: JaxEngine | SGLangEngine
-) -> JaxEngine | SGLangEngine | Workers:
-    """The engine, and Ray actors that play beside it where the experiment wants some."""
-    if isinstance(engine, SGLangEngine) or not experiment.rollout_workers:
-        return engine
-    crew = Crew(tokenizer, functools.partial(embedded_in_worker, module, tokenizer, experiment.seed))
-    return Workers(engine, experiment.rollout_workers, crew, experiment.worker)
 
 
 def sink_of(experiment: Experiment, folder: pathlib.Path, resume_at: int | None) -> Sink | Silent:

@@ -1,6 +1,12 @@
-"""What a run samples with: the embedded engine, or SGLang servers, given or started here for as long as it runs."""
+"""What a run samples with: the embedded engine, or SGLang servers, given or started here for as long as it runs.
+
+Where rollout workers play, each has an engine of its own, which follows the one that is made here.
+"""
 
 import contextlib
+import dataclasses
+import functools
+import math
 import os
 import pathlib
 import shutil
@@ -22,10 +28,16 @@ from mallm.models.config import Architecture
 from mallm.models.lora import variables
 from mallm.models.transformer import Transformer
 from mallm.policies import Policies
+from mallm.rollout import workers
+from mallm.rollout.chat import Tokenizer
+from mallm.rollout.engine import Follows, Leads
+from mallm.rollout.fleet import Limits
+from mallm.rollout.follower import Follower, nothing
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.rollout.sglang import BASE, Published, SGLangEngine
+from mallm.rollout.workers import Crew, Lender, Workers
 
-MakeEngine = Callable[[Experiment, Policies, pathlib.Path], JaxEngine | SGLangEngine]
+MakeEngine = Callable[[Experiment, Policies, pathlib.Path], JaxEngine | SGLangEngine | Workers]
 """(experiment, policies, run folder) -> engine."""
 START_S = 900.0
 """Seconds in which a server that was started here must be healthy."""
@@ -36,8 +48,19 @@ PROOF = 16
 """Ids of the sequence by which a server shows that it computes what the learner does."""
 
 
-def embedded(experiment: Experiment, policies: Policies, folder: pathlib.Path) -> JaxEngine:
-    return JaxEngine(policies.module, policies.tokenizer, jax.random.key(experiment.seed))
+def embedded(experiment: Experiment, policies: Policies, folder: pathlib.Path) -> JaxEngine | Workers:
+    parts = policies.module, policies.tokenizer
+    if not experiment.rollout_workers:
+        return JaxEngine(*parts, jax.random.key(experiment.seed))
+    make_follower = functools.partial(workers.embedded, *parts, experiment.seed)
+    return with_workers(experiment, policies, Lender(*parts, jax.random.key(experiment.seed)), make_follower)
+
+
+def with_workers(
+    experiment: Experiment, policies: Policies, engine: Leads, make_follower: Callable[[], Follows]
+) -> Workers:
+    """The engine, and Ray actors that play beside it."""
+    return Workers(engine, experiment.rollout_workers, Crew(policies.tokenizer, make_follower), experiment.worker)
 
 
 @contextlib.contextmanager
@@ -52,7 +75,7 @@ def engines(experiment: Experiment) -> Iterator[MakeEngine]:
 
 def served(
     experiment: Experiment, policies: Policies, folder: pathlib.Path, stack: contextlib.ExitStack
-) -> SGLangEngine:
+) -> SGLangEngine | Workers:
     """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool.
 
     New weights are put into memory; where a server is on another machine, into the run folder, which it must see too.
@@ -66,18 +89,31 @@ def served(
         stack.callback(shutil.rmtree, root, ignore_errors=True)
     publish = Publisher(root, policies.module)
     endpoints = given or started(experiment, policies, folder, publish, stack)
-    engine = SGLangEngine(
-        policies.tokenizer,
-        arch.vocab,
-        endpoints,
-        publish,
-        adapters=lora is not None,
-        shape=shape_of(arch),
-        limits=experiment.serving,
-        key=servers.api_key(),
-    )
+    limits, count = experiment.serving, experiment.rollout_workers
+    parts = policies.tokenizer, arch.vocab, endpoints
+    of_model: dict[str, Any] = {'adapters': lora is not None, 'shape': shape_of(arch)}
+    engine = SGLangEngine(*parts, publish, **of_model, limits=limits, key=servers.api_key())
     stack.callback(engine.close)
-    return engine
+    if not count:
+        return engine
+    each = dataclasses.replace(limits, in_flight=math.ceil(limits.in_flight / count))
+    return with_workers(experiment, policies, engine, functools.partial(follower, *parts, **of_model, limits=each))
+
+
+def follower(
+    tokenizer: Tokenizer,
+    vocab: int,
+    endpoints: Mapping[str, Sequence[str]],
+    *,
+    adapters: bool,
+    shape: Mapping[str, Any],
+    limits: Limits,
+) -> Follower:
+    """The client inside a worker. The API key does not travel: it is read where the worker runs."""
+    jax.config.update('jax_platforms', 'cpu')
+    return Follower(
+        tokenizer, vocab, endpoints, nothing, adapters=adapters, shape=shape, limits=limits, key=servers.api_key()
+    )
 
 
 def share(endpoints: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

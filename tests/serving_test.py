@@ -1,8 +1,11 @@
 """How a run gets at its servers: whose they are, where weights are put for them, and what is left behind."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
+import pickle
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +13,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from mallm import servers, serving
+from mallm import keeper, servers, serving
 from mallm.experiment import Experiment
 from mallm.models.config import Architecture
 from mallm.models.transformer import Transformer
+from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.fleet import Limits
 from mallm.rollout.replies import UnreachableError
 from mallm.run import build
 from tests.launch.sglang_test import until
 
+TOKENIZER = TinyTokenizer()
 MODULE = Transformer(Architecture(40, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=32))
 
 
@@ -70,11 +75,26 @@ def test_a_run_without_its_servers_ends_at_once_and_leaves_no_folder_of_weights(
     until(lambda: not places[0].exists())
 
 
+def test_clients_in_workers_share_the_requests_and_read_the_api_key_where_they_are(tmp_path, monkeypatch):
+    """What is sent to a worker has no key in it."""
+    monkeypatch.setenv(keeper.KEY, 'a-secret')
+    monkeypatch.setattr(serving, 'Workers', lambda engine, count, crew, settings: crew)
+    file = tmp_path / 'servers.json'
+    file.write_text(json.dumps({'*': ['http://127.0.0.1:9']}))
+    experiment = Experiment(engine='sglang', endpoints=str(file), rollout_workers=3, serving=Limits(in_flight=64))
+    module = MODULE.clone(arch=dataclasses.replace(MODULE.arch, vocab=len(TOKENIZER)))
+    policies = SimpleNamespace(module=module, tokenizer=TOKENIZER, pools={'shared': None})
+    with serving.engines(experiment) as make:
+        sent = pickle.dumps(make(experiment, policies, tmp_path))
+    assert b'a-secret' not in sent
+    with contextlib.closing(pickle.loads(sent).make_engine()) as client:
+        assert client._headers == {'Authorization': 'Bearer a-secret'}
+        assert client._limits.in_flight == 22
+
+
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="set engine='sglang'"):
         Experiment(endpoints='servers.json')
-    with pytest.raises(ValueError, match="engine='jax'"):
-        Experiment(engine='sglang', rollout_workers=2)
     with pytest.raises(ValueError, match='must be positive'):
         Limits(tries=0)
     with contextlib.ExitStack() as stack:

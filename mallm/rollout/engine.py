@@ -102,6 +102,26 @@ class Engine(Protocol):
         ...
 
 
+class Leads(Engine, Protocol):
+    """An engine that engines of other processes can follow."""
+
+    def load_base(self, base: Any) -> None:
+        """The frozen parameters under every adapter, or None."""
+        ...
+
+    def told(self) -> Any:
+        """What they have to know of its weights; without the arrays, for it travels often."""
+        ...
+
+
+class Follows(Engine, Protocol):
+    """An engine that samples with the weights of one in another process."""
+
+    async def follow(self, told: Any) -> None:
+        """Takes what the other has `told`."""
+        ...
+
+
 @runtime_checkable
 class Gathers(Protocol):
     """An engine that answers all waiting prompts together once none are to come."""

@@ -10,7 +10,8 @@ class Limits:
     """How much is asked at once, and how long failures are borne.
 
     Attributes:
-      in_flight: requests under way at once, each with all candidates of its prompt.
+      in_flight: requests of a process under way at once, each with all candidates of its prompt; rollout workers share
+        them.
       request_s: seconds until a request without a whole reply counts as failed.
       connect_s: seconds for a connection, and for a server to say what it is.
       sync_s: seconds for a server to take new weights.

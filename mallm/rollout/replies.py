@@ -101,6 +101,14 @@ def misfits(told: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]
     return {name: said[name] for name, value in shape.items() if name in said and said[name] != value}
 
 
+def names(told: Any) -> list[str]:
+    """What a server says that it can be asked for: its model, and the adapters that it has loaded."""
+    try:
+        return [one['id'] for one in told['data']]
+    except (TypeError, KeyError) as cause:
+        raise MalformedError(f'no list of models: {str(told)[:200]}') from cause
+
+
 def answers(
     reply: Any,
     k: int,

@@ -98,7 +98,7 @@ class SGLangEngine:
         self._versions: dict[str, tuple[str, int]] = {}
         self._counts: Counter[str] = Counter()
         self._busy_since, self._in_flight = 0.0, 0
-        self._revivals: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='sglang client', daemon=True)
         self._thread.start()
@@ -122,9 +122,9 @@ class SGLangEngine:
         self._loop.close()
 
     async def _shut(self) -> None:
-        for task in self._revivals.values():
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._revivals.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._http.close()
 
     def load_base(self, base: Any) -> None:
@@ -146,6 +146,31 @@ class SGLangEngine:
             raise EngineError(f'policy {policy!r} has no server; there are some for {sorted(self._fleet.policies)}')
         self._load(policy, weights, version)
 
+    def told(self) -> Mapping[str, Loaded]:
+        """What the servers should hold, for clients in other processes that follow this one.
+
+        Since those ask the servers and this one does not, it has to look after them by itself from now on.
+        """
+        self._wait(self._looked_after())
+        return dict(self._wanted)
+
+    async def _looked_after(self) -> None:
+        if '' not in self._tasks:
+            self._tasks[''] = self._loop.create_task(self._look_after())
+
+    async def _look_after(self) -> None:
+        """Gives the present weights to a server that was started anew, though nobody here has asked it anything."""
+        while True:
+            await asyncio.sleep(self._limits.connect_s)
+            for server in self._fleet.servers:
+                try:
+                    async with self._locks[server.url]:
+                        said = await self._call(server, 'GET', '/model_info', self._limits.connect_s)
+                except EngineError:  # dead, or only busy; once it answers it says what it holds
+                    continue
+                if server.up and said.get('weight_version') not in server.holds.values():
+                    self._lost(server, replies.StaleError(f'{server.url} has {said.get("weight_version")!r}'))
+
     def _load(self, policy: str, weights: Any, version: int) -> None:
         started = time.perf_counter_ns()
         name = f'{policy or "base"}-{self._run}-{version}'
@@ -156,13 +181,13 @@ class SGLangEngine:
         self._versions[name] = (policy, version)
         self._wanted[policy] = Loaded(name, version, published)
         servers = [server for server in self._fleet.servers if policy in (*server.policies, BASE)]
-        lost = self._wait(self._push_all(servers))
+        lost = self._wait(self._bring_all(servers))
         if first and lost and not any(server.up for server in servers):
             raise lost[0]
         self._counts['sync bytes'] += published.bytes * len(servers)
         self._counts['sync nanoseconds'] += time.perf_counter_ns() - started
 
-    async def _push_all(self, servers: Sequence[Server]) -> list[EngineError]:
+    async def _bring_all(self, servers: Sequence[Server]) -> list[EngineError]:
         """Brings servers up to date, all at once; returns why some could not be reached."""
         lost: list[EngineError] = []
         outcomes = await asyncio.gather(*(self._connect(server) for server in servers), return_exceptions=True)
@@ -184,17 +209,18 @@ class SGLangEngine:
                     f'{server.url} runs another model: {other}, where the learner has {ours}; start it with the model '
                     'that is trained'
                 )
-            if not server.up:
+            if not server.up or told.get('weight_version') not in server.holds.values():
                 said = await self._call(server, 'GET', '/server_info', self._limits.connect_s)
                 server.reads_text = not said.get('skip_tokenizer_init', False)
-                server.holds.clear()  # it may have been started anew
+                server.holds.clear()  # it was started anew, or may have been
             for policy in (BASE, *server.policies):
                 wanted = self._wanted.get(policy)
                 if wanted is not None and server.holds.get(policy) != wanted.name:
-                    await self._push(server, policy, wanted)
+                    await self._bring(server, policy, wanted)
             server.up, server.fault = True, ''
 
-    async def _push(self, server: Server, policy: str, wanted: Loaded) -> None:
+    async def _bring(self, server: Server, policy: str, wanted: Loaded) -> None:
+        """Makes a server hold what is wanted of one policy."""
         if policy == BASE or not self._adapters:
             body = {'model_path': wanted.published.folder, 'weight_version': wanted.name, 'flush_cache': True}
             await self._call(server, 'POST', '/update_weights_from_disk', self._limits.sync_s, body)
@@ -233,9 +259,9 @@ class SGLangEngine:
     def _lost(self, server: Server, fault: BaseException) -> None:
         """Leaves a server alone until it is found alive and up to date."""
         self._fleet.down(server, str(fault))
-        running = self._revivals.get(server.url)
+        running = self._tasks.get(server.url)
         if running is None or running.done():
-            self._revivals[server.url] = self._loop.create_task(self._revive(server))
+            self._tasks[server.url] = self._loop.create_task(self._revive(server))
 
     async def _revive(self, server: Server) -> None:
         pause = self._limits.backoff_s

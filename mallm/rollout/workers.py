@@ -1,8 +1,9 @@
 """Tree samplers as Ray actors, for where playing the worlds outgrows the learner's own process.
 
-Each learner process has workers of its own. A worker gets the task, the tokenizer and the way to its engine once, and
-then plays its share of the environments of each call. It sends every episode back as soon as that ends. Worlds are
-values and random keys are addressed, so it says nothing to a result who plays what: a worker that dies or stalls is
+Each learner process has workers of its own. A worker gets the tokenizer and the way to its engine once, and then plays
+its share of the environments of each call. Its engine follows the learner's: an embedded one takes weights out of Ray's
+store, a client of SGLang servers is told what they hold. A worker sends every episode back as soon as that ends. Worlds
+are values and random keys are addressed, so it says nothing to a result who plays what: a worker that dies or stalls is
 replaced, and only the environments that it had not sent back are played again, with the same prompts and seeds.
 
 Actors, their placement, their death and what travels between machines are Ray's; nothing here opens a socket.
@@ -25,7 +26,7 @@ from mallm.envs.base import Task, World
 from mallm.models.transformer import Transformer
 from mallm.rollout import tree
 from mallm.rollout.chat import Tokenizer
-from mallm.rollout.engine import SamplingParams
+from mallm.rollout.engine import Follows, Leads, SamplingParams
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.types import Answer, Prompt, Trajectory
 
@@ -82,13 +83,68 @@ class Crew:
     """What every worker is given once."""
 
     tokenizer: Tokenizer
-    make_engine: Callable[[], JaxEngine]
+    make_engine: Callable[[], Follows]
 
 
-def embedded(module: Transformer, tokenizer: Tokenizer, seed: int) -> JaxEngine:
+@dataclasses.dataclass(frozen=True)
+class Lent:
+    """Weights in Ray's store.
+
+    Attributes:
+      weights: for each policy the object and the version it is.
+      base: the object of the parameters under every adapter, or None.
+    """
+
+    weights: Mapping[str, tuple[Any, int]]
+    base: Any
+
+
+class Lender(JaxEngine):
+    """The embedded engine of the learner: it puts its weights into Ray's store, once for all workers."""
+
+    def __init__(self, module: Transformer, tokenizer: Tokenizer, root: jax.Array) -> None:
+        super().__init__(module, tokenizer, root)
+        self._lent = Lent({}, None)
+
+    def load_base(self, base: Any) -> None:
+        import ray
+
+        super().load_base(base)
+        self._lent = dataclasses.replace(self._lent, base=None if base is None else ray.put(jax.device_get(base)))
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        import ray
+
+        super().load(policy, weights, version)
+        stored = ray.put(jax.device_get(weights)), version
+        self._lent = dataclasses.replace(self._lent, weights={**self._lent.weights, policy: stored})
+
+    def told(self) -> Lent:
+        return self._lent
+
+
+class Borrower(JaxEngine):
+    """The embedded engine of a worker."""
+
+    def __init__(self, module: Transformer, tokenizer: Tokenizer, root: jax.Array) -> None:
+        super().__init__(module, tokenizer, root)
+        self._borrowed: dict[str, str] = {}
+
+    async def follow(self, told: Lent) -> None:
+        """Fetches and loads the weights that it does not hold yet."""
+        if told.base is not None and self._borrowed.get('') != told.base.hex():
+            self.load_base(copied(await told.base))
+            self._borrowed = {'': told.base.hex()}
+        for policy, (weights, version) in told.weights.items():
+            if self._borrowed.get(policy) != weights.hex():
+                self.load(policy, copied(await weights), version)
+                self._borrowed[policy] = weights.hex()
+
+
+def embedded(module: Transformer, tokenizer: Tokenizer, seed: int) -> Borrower:
     """The embedded engine inside a worker: on the CPU, so that no two workers fight for one accelerator."""
     jax.config.update('jax_platforms', 'cpu')
-    return JaxEngine(module, tokenizer, jax.random.key(seed))
+    return Borrower(module, tokenizer, jax.random.key(seed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +152,7 @@ class Order:
     """What a worker is asked to play: worlds by their number in the call, at their places.
 
     Attributes:
-      weights: for each policy an object in Ray's store and the version it is; no policy where the engine has its own.
-      base: the object of the parameters under every adapter, or None.
+      told: what the worker's engine has to follow.
     """
 
     sample: Sample
@@ -105,8 +160,7 @@ class Order:
     cast: Mapping[str, str]
     worlds: Mapping[int, World | Seeded]
     place: tree.Place
-    weights: Mapping[str, tuple[Any, int]]
-    base: Any
+    told: Any
 
     def without(self, done: Mapping[int, Any]) -> 'Order':
         """What is left to play."""
@@ -128,12 +182,11 @@ class Worker:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._engine = crew.make_engine()
-        self._held: dict[str, str] = {}
 
     async def play(self, order: Order) -> AsyncIterator[Played]:
         """Every world's episodes as soon as they end."""
         yield Played(-1, (), os.getpid())
-        await self._refresh(order)
+        await self._engine.follow(order.told)
         stage = tree.Stage(order.sampler, self._engine, self._crew.tokenizer, order.cast)
 
         async def play_one(number: int, world: World | Seeded) -> Played:
@@ -142,16 +195,6 @@ class Worker:
 
         for played in asyncio.as_completed([play_one(number, world) for number, world in order.worlds.items()]):
             yield await played
-
-    async def _refresh(self, order: Order) -> None:
-        """Loads the weights that the order names, where the engine holds others."""
-        if order.base is not None and self._held.get('') != order.base.hex():
-            self._engine.load_base(copied(await order.base))
-            self._held = {'': order.base.hex()}
-        for policy, (weights, version) in order.weights.items():
-            if self._held.get(policy) != weights.hex():
-                self._engine.load(policy, copied(await weights), version)
-                self._held[policy] = weights.hex()
 
     def metrics(self) -> Mapping[str, float]:
         return self._engine.metrics()
@@ -182,16 +225,15 @@ class Stream:
 class Workers:
     """An engine that plays as well: on Ray actors, each with an engine of its own.
 
-    Single answers (`sample`) are drawn by the engine of this process. Weights go to both, and what all have counted is
-    added up. Results come in the order of the worlds, whoever played them.
+    Single answers (`sample`) are drawn by the engine of this process. It takes the weights, and each order tells the
+    others what to follow. What all have counted is added up. Results come in the order of the worlds, whoever
+    played them.
     """
 
-    def __init__(self, local: JaxEngine, count: int, crew: Crew, settings: WorkerSettings) -> None:
+    def __init__(self, local: Leads, count: int, crew: Crew, settings: WorkerSettings) -> None:
         self._local, self._count, self._crew, self._settings = local, count, crew, settings
         self._ends_ray = connect(settings.address, count * settings.cpus)
         self._actors: dict[int, Any] = {}
-        self._weights: dict[str, tuple[Any, int]] = {}
-        self._base: Any = None
         self._counts: Counter[str] = Counter()
 
     async def sample(
@@ -211,17 +253,10 @@ class Workers:
 
     def load_base(self, base: Any) -> None:
         """The frozen parameters under every adapter."""
-        import ray
-
         self._local.load_base(base)
-        self._base = None if base is None else ray.put(jax.device_get(base))
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Puts weights into Ray's store, once for all workers; they fetch them with their next order."""
-        import ray
-
         self._local.load(policy, weights, version)
-        self._weights[policy] = (ray.put(jax.device_get(weights)), version)
 
     def play(
         self, sample: Sample, worlds: Sequence[World | Seeded], place: tree.Place, stage: tree.Stage
@@ -231,7 +266,7 @@ class Workers:
         Raises:
           WorkersLostError: too many workers died, or one found no room.
         """
-        order = Order(sample, stage.sampler, stage.cast, {}, place, dict(self._weights), self._base)
+        order = Order(sample, stage.sampler, stage.cast, {}, place, self._local.told())
         shares = [{i: worlds[i] for i in range(first, len(worlds), self._count)} for first in range(self._count)]
         streams: dict[Any, Stream] = {}
         for number, share in enumerate(shares):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -16,10 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ray
 from flax import linen as nn
 
 from launch.sglang import install
-from mallm import servers
+from mallm import rng, servers
+from mallm.envs.sokoban_task import SokobanTask
 from mallm.errors import EngineError
 from mallm.experiment import (
     EvaluationSettings,
@@ -34,12 +37,13 @@ from mallm.models import lora
 from mallm.models.config import Architecture
 from mallm.models.lora import Lora
 from mallm.models.transformer import Transformer
-from mallm.rollout import replies
+from mallm.rollout import replies, tree, workers
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.rollout.fleet import Fleet, Limits
 from mallm.rollout.sglang import SGLangEngine
-from mallm.serving import Publisher, memory_folder, shape_of
+from mallm.rollout.workers import Crew, Seeded, Workers, WorkerSettings
+from mallm.serving import Publisher, follower, memory_folder, shape_of
 from mallm.train import TooManyFaultsError, train
 from mallm.types import Answer, Prompt
 from tests.rollout.broken_proxy import Proxy
@@ -266,6 +270,43 @@ def test_each_role_is_answered_by_its_own_adapter_at_the_learners_scale(bench, u
         (drawn,) = one(engine, 'plan', params=SamplingParams(8, 1.3))
         mine = logps(lora.variables(held['plan'], base), PROMPT, drawn.ids, 1.3)
         assert np.exp(mine - drawn.logps) == pytest.approx(np.ones(len(mine)), abs=0.01)
+
+
+def test_a_ray_worker_plays_greedy_trees_as_this_process_does_with_the_weights_of_the_moment(
+    bench, url, monkeypatch, request
+):
+    """Full weights and adapters, new ones in between: same prompts, ids and versions; metrics are those of both."""
+    for name, value in {'USAGE_STATS_ENABLED': '0', 'AUTH_MODE': 'disabled', 'worker_niceness': '0'}.items():
+        monkeypatch.setenv(f'RAY_{name}', value)
+    worlds, place = [Seeded(SokobanTask(), 100 + i) for i in range(3)], tree.Place(7, rng.TRAIN, 3, env=40)
+    if workers.connect('', 1.0):
+        request.addfinalizer(ray.shutdown)
+    for names in ((), ('plan', 'tool')):
+        cast = {role: role if names else 'shared' for role in ('tool', 'plan')}
+        sampler = tree.Sampler(2, 2, 1.0, tree.greedy, dict.fromkeys(cast, GREEDY))
+        make = functools.partial(
+            follower, TOKENIZER, ARCH.vocab, {policy: [url] for policy in names or ('shared',)},
+            adapters=bool(names), shape=shape_of(ARCH), limits=QUICK,
+        )  # fmt: skip
+        with client(bench, url, policies=names) as engine:
+            crowd = Workers(engine, 1, Crew(TOKENIZER, make), WorkerSettings())
+            with contextlib.closing(crowd):
+                crowd.load_base(weights(3) if names else None)
+                rounds = []
+                for version in (4, 5):
+                    for i, policy in enumerate(names or ('shared',)):
+                        crowd.load(policy, (adapter if names else weights)(10 * i + version), version)
+                    here, there = (
+                        workers.play(tree.play_tree, worlds, place, tree.Stage(sampler, which, TOKENIZER, cast))
+                        for which in (engine, crowd)
+                    )
+                    assert here == there and [trajectory.fault for trajectory in there] == [None] * 3
+                    groups = [group for t in there for turn in t.turns for group in turn.groups]
+                    assert {c.answer.version for group in groups for c in group.candidates} == {version}
+                    told = crowd.metrics()
+                    assert (told['prompts'], told['servers/up'], told['requests/retried']) == (2 * len(groups), 1, 0)
+                    rounds.append(there)
+                assert rounds[0] != rounds[1]
 
 
 # --- servers that die

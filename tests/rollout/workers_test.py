@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
 os.environ['RAY_AUTH_MODE'] = 'disabled'
@@ -31,8 +32,9 @@ from mallm.rollout import tree, workers
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.rollout.jax_engine import JaxEngine
-from mallm.rollout.workers import Crew, Seeded, Workers, WorkerSettings, WorkersLostError
-from mallm.run import build, with_workers
+from mallm.rollout.workers import Crew, Lender, Seeded, Workers, WorkerSettings, WorkersLostError
+from mallm.run import build
+from mallm.serving import embedded
 from mallm.train import train_step
 from mallm.types import Answer, Trajectory
 
@@ -101,7 +103,7 @@ def test_one_worker_and_two_play_byte_for_byte_what_this_process_plays(cluster, 
     wanted.append(workers.play(tree.play_tree, seeded(5), PLACE, stage(here)))
     counted = here.metrics()
     for count in (1, 2):
-        crowd = Workers(JaxEngine(module, TOKENIZER, jax.random.key(7)), count, crew, WorkerSettings())
+        crowd = Workers(Lender(module, TOKENIZER, jax.random.key(7)), count, crew, WorkerSettings())
         crowd.load('left', left, 0)
         crowd.load('right', right, 5)
         found = [workers.play(mode, seeded(5), PLACE, stage(crowd)) for mode in (tree.play_tree, tree.play_parallel)]
@@ -172,6 +174,12 @@ class Scripted:
 
     def load(self, policy, weights, version) -> None:
         raise AssertionError('these weights are nowhere')
+
+    def told(self) -> str:
+        return 'nothing to follow'
+
+    async def follow(self, told: str) -> None:
+        assert told == 'nothing to follow'
 
     def metrics(self) -> dict[str, float]:
         return {'requests': 1.0}
@@ -269,12 +277,13 @@ def test_workers_that_find_no_room_end_the_run_and_say_what_there_is(cluster):
     crowd.close()
 
 
-def test_without_ray_workers_are_refused_with_the_remedy_and_play_here_goes_on(monkeypatch, tmp_path):
+def test_without_ray_workers_are_refused_with_the_remedy_and_play_here_goes_on(monkeypatch, tmp_path, tiny):
     monkeypatch.setitem(sys.modules, 'ray', None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'mallm\[ray\]'"):
         workers.connect('', 2.0)
-    settings = dataclasses.replace(Experiment(), rollout_workers=0)
-    assert with_workers(settings, None, TOKENIZER, 'the engine') == 'the engine'
+    module, _ = tiny
+    engine = embedded(Experiment(rollout_workers=0), SimpleNamespace(module=module, tokenizer=TOKENIZER), tmp_path)
+    assert type(engine) is JaxEngine
 
 
 @pytest.mark.parametrize('change', [{'cpus': -1.0}, {'deaths': -1}, {'start_s': 0.0}, {'stall_s': 0.0}])
