@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import time
 import urllib.parse
@@ -159,11 +160,18 @@ def started(
         )
         log = folder / 'servers' / f'{name or "base"}-{jax.process_index()}.log'
         one, process = servers.start(spec, log, tethered=True)
-        stack.callback(servers.stop, one.pid)
+        stack.callback(ended, one, process)
         running[name] = one, process
     for one, process in running.values():
         servers.wait(one, process, START_S)
     return {name: [running.get(name, running.get(BASE))[0].url] for name in policies.pools}  # type: ignore[index]
+
+
+def ended(one: servers.Started, process: subprocess.Popen) -> None:
+    """Stops a server. Until it is called, its place on the stack keeps `process` alive, whose stdin is the tether."""
+    servers.stop(one.pid)
+    if process.stdin:
+        process.stdin.close()
 
 
 def shape_of(arch: Architecture) -> dict[str, Any]:
