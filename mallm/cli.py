@@ -57,8 +57,8 @@ def with_roles(experiment: Experiment) -> Experiment:
 
 
 def keep_memory() -> None:
-    """Tells glibc to keep freed memory. XLA frees and takes large buffers at every call, and mapping them anew each
-    time costs about half of a training step on a CPU. Where there is no glibc, nothing happens."""
+    """Tells glibc to keep freed memory: XLA frees and takes large buffers at every call, and mapping them anew each
+    time slows a training step on a CPU. Where there is no glibc, nothing happens."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library, or Windows
