@@ -19,8 +19,7 @@ from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, SUITE, budgeted, paral
 from mallm.comparison import Cells, Row, remarks, table
 from mallm.config import override
 from mallm.experiment import Experiment
-from mallm.io import files
-from mallm.table import gather, run_apart, run_missing
+from mallm.table import gather, run_apart, run_missing, store
 from mallm.train import train
 
 REFERENCE = Row('AT-GRPO, shared', 'at_grpo', paper='MAS + AT-GRPO, shared', control=False)
@@ -86,20 +85,18 @@ def main(
     def cell(task: str, name: str, seed: int) -> Experiment:
         return override(wanted[task][name], {'name': name, 'seed': seed, 'runs': f'{runs}/{task}'})
 
-    def store() -> None:
+    def between() -> None:
         cells = {task: gather(wanted[task], seeds, lambda *at, task=task: cell(task, *at)) for task in wanted}
-        write(cells, out)
+        store(cells, markdown(cells), out)
 
     every = (cell(task, name, seed) for seed in seeds for task in wanted for name in only or wanted[task])
-    run_missing(every, start=train if smoke else run_apart, between=store)
+    run_missing(every, start=train if smoke else run_apart, between=between)
     print(out.with_suffix('.md').read_text())
 
 
-def write(tables: Mapping[str, Cells], out: pathlib.Path) -> None:
-    """Stores all summaries as JSON and the tables, the paper's rows beside ours, as Markdown."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(out.with_suffix('.json'), tables)
-    out.with_suffix('.md').write_text('\n'.join([WHAT, *(section(task, tables[task]) for task in tables)]))
+def markdown(tables: Mapping[str, Cells]) -> str:
+    """All games, the paper's rows beside ours."""
+    return '\n'.join([WHAT, *(section(task, cells) for task, cells in tables.items())])
 
 
 def section(task: str, cells: Cells) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import hosts, rng
-from mallm.envs.base import FINAL, HELD_OUT, World
+from mallm.envs.base import REPORTED, World
 from mallm.experiment import Experiment
 from mallm.io.log import peak_rss_mib
 from mallm.rollout import tree, workers
@@ -134,7 +134,7 @@ def summarise(
     before, settings = progress['before'], experiment.evaluation
     if 'success_by_optimal' in before:  # a run resumed from before this had a name for every task
         before = before | {'success_by_difficulty': before['success_by_optimal']}
-    split = {'final': FINAL, 'held_out': HELD_OUT}[settings.split]
+    split, _ = REPORTED[settings.split]
     floor = [
         experiment.task.floor(experiment.task.test(split, i), experiment.sampling.turns, i)
         for i in range(settings.report_boards)
