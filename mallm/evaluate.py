@@ -166,5 +166,5 @@ def summarise(
         'words': experiment.task.words(),
         'split': settings.split,
         'boards': settings.report_boards,
-        'reward': vars(experiment.task).get('reward', 'outcome'),
+        'reward': experiment.task.rewarded,
     }

@@ -117,6 +117,11 @@ class Task(abc.ABC):
     def demonstrations(self, seed: int) -> list[Demonstration]:
         """What the roles could write to one training instance, for the warm start; may be empty."""
 
+    @property
+    def rewarded(self) -> str:
+        """What shapes the reward beside the outcome, if anything does; results are labelled with it."""
+        return str(vars(self).get('reward', 'outcome'))
+
     def about(self) -> tuple[str, ...]:
         """Lines that a run says when it starts; a task that cannot be played here raises."""
         return ()
