@@ -100,7 +100,7 @@ def markdown(tables: Mapping[str, Cells]) -> str:
 
 
 def section(task: str, cells: Cells) -> str:
-    reported = {'paper, Qwen3-1.7B': paper.SMALL[task], 'paper, Qwen3-8B': paper.LARGE[task]}
+    reported = {'paper, Qwen3-1.7B': paper.SMALL.get(task, {}), 'paper, Qwen3-8B': paper.LARGE.get(task, {})}
     floors = {s['words']['floor']: s['random_mover'] for seeds in cells.values() for s in seeds.values()}
     floor = ''.join(f'\nBy chance ({name}): {100 * share:.1f} %.\n' for name, share in floors.items())
     said = ''.join(f'- {remark}\n' for remark in remarks(ROWS, cells, reference=REFERENCE))

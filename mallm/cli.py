@@ -19,7 +19,7 @@ class Arguments:
 
     Attributes:
       experiment: the experiment's own settings.
-      smoke: a few tiny steps of everything, in under a minute, to see that it works here.
+      smoke: a few tiny steps of everything, to see that it works here.
       resume: name of a run folder to go on with, from its newest whole checkpoint.
       hosts: for a run of several processes, one on each host: start the same command on all, with another index.
     """

@@ -132,7 +132,7 @@ def summarise(
     `name` is that of the run's folder, `minutes` what it took: wall and processor time.
     """
     before, settings = progress['before'], experiment.evaluation
-    if 'success_by_optimal' in before:  # a run resumed from before this had a name for every task
+    if 'success_by_optimal' in before:  # what a checkpoint says that is older than `Task.words`
         before = before | {'success_by_difficulty': before['success_by_optimal']}
     split, _ = REPORTED[settings.split]
     floor = [
