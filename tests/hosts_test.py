@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from mallm import hosts, train
+from mallm import hosts, run
 from mallm.experiment import Experiment
 from mallm.guard import FOLDER, GIVEN_UP, Guard
 from mallm.hosts import Hosts
@@ -182,8 +182,8 @@ def test_process_0_alone_writes_metrics_and_starts_wandb(index, monkeypatch, tmp
     """A38."""
     started = []
     monkeypatch.setattr(wandb_run, 'start_wandb', lambda folder, **how: started.append(folder))
-    monkeypatch.setattr(train.jax, 'process_index', lambda: index)
-    with train.sink_of(Experiment(wandb='offline'), tmp_path / 'run', None) as sink:
+    monkeypatch.setattr(run.jax, 'process_index', lambda: index)
+    with run.sink_of(Experiment(wandb='offline'), tmp_path / 'run', None) as sink:
         sink.write('rollout', 0, {'solved': 0.5})
         sink.summary({})
     written = sorted(path.name for path in tmp_path.rglob('*.json*'))

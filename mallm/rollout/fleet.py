@@ -22,7 +22,7 @@ class Limits:
 
     in_flight: int = 256
     request_s: float = 300.0
-    connect_s: float = 10.0
+    connect_s: float = 30.0
     sync_s: float = 600.0
     tries: int = 5
     backoff_s: float = 0.25

@@ -49,7 +49,7 @@ ARCH = Architecture(len(TOKENIZER), width=32, layers=2, heads=2, kv_heads=1, hea
 WHOLE = Transformer(ARCH)
 KIND = Lora(4, 8.0, rs=True)
 MODULE = WHOLE.clone(lora=KIND)
-QUICK = Limits(request_s=60.0, connect_s=5.0, tries=4, backoff_s=0.05, patience_s=2.0)
+QUICK = Limits(request_s=60.0, connect_s=30.0, tries=4, backoff_s=0.05, patience_s=2.0)
 PROMPT = Prompt('plan', (), TOKENIZER.encode('#. @ $/  #>'))
 GREEDY = SamplingParams(8, 0.0)
 START_S = 600.0
