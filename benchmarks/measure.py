@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -79,12 +78,6 @@ def seconds(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def peak_rss_mib() -> float:
-    """Peak resident memory of this process, MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == 'darwin' else 1 << 10)
 
 
 def facts(seed: int, packages: Sequence[str]) -> dict[str, Any]:

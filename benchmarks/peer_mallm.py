@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from benchmarks.measure import peak_rss_mib
 from benchmarks.workloads import Workload
 from mallm import cli
 from mallm.algo import credit, losses
+from mallm.io.log import peak_rss_mib
 from mallm.learn.pack import Packing, Row, pack
 from mallm.learn.pool import Pool
 from mallm.learn.state import make_state, optimiser

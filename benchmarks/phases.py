@@ -18,11 +18,12 @@ import jax
 import numpy as np
 import tyro
 
-from benchmarks.measure import Spread, facts, matmul_peak, peak_rss_mib, show, usable_cores, use_cores, write
+from benchmarks.measure import Spread, facts, matmul_peak, show, usable_cores, use_cores, write
 from benchmarks.peer_mallm import Worker
 from benchmarks.throughput import forward_flops
 from benchmarks.workloads import SMOLLM2, Workload
 from mallm import cli
+from mallm.io.log import peak_rss_mib
 from mallm.learn.pack import Packing, Row, pack
 from mallm.learn.update import Knobs
 from mallm.models import lora

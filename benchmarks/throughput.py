@@ -23,7 +23,6 @@ from benchmarks.measure import (
     Timing,
     facts,
     matmul_peak,
-    peak_rss_mib,
     show,
     timed,
     timed_in_turn,
@@ -32,6 +31,7 @@ from benchmarks.measure import (
 )
 from mallm import cli
 from mallm.experiment import Experiment, ModelSettings
+from mallm.io.log import peak_rss_mib
 from mallm.learn.pack import Packing, Row, pack
 from mallm.learn.state import make_state, optimiser
 from mallm.learn.update import Knobs, Updater

@@ -64,8 +64,7 @@ KEEP_FREED_MEMORY = (
     ('MALLOC_TRIM_THRESHOLD_', '17179869184'),
     ('MALLOC_TOP_PAD_', '268435456'),
 )
-"""glibc keeps what is freed. Without it a step of TRL on S takes about 1.3 times as long; on T it makes no difference.
-mallm does the same to itself (`cli.keep_memory`)."""
+"""glibc keeps what is freed, so that TRL on S has what mallm gives itself (`cli.keep_memory`)."""
 
 SMOLLM2 = Workload(
     title="S: SmolLM2-135M's shape, 8 prompts of 64 tokens, K = 8, 16 new tokens, LoRA of rank 16",

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 from experiments import paper
-from experiments.suite import PER_ROLE
+from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, parallel
 from mallm.config import grid, override
 from mallm.envs.crew import CrewTask, crew
 from mallm.experiment import Experiment
@@ -15,11 +15,6 @@ from mallm.sweep import Casting, Sweep
 
 Joint = Mapping[str, Mapping[str, typing.Any]]
 """Settings that change together, by the label they have in a table."""
-
-
-def parallel(base: Experiment) -> dict[str, typing.Any]:
-    """Trajectories without a tree: a quarter of the instances, for each of its K trajectories is played to its end."""
-    return {'sampling.mode': 'parallel', 'sampling.envs': max(1, base.sampling.envs // 4)}
 
 
 def reward(task: str, base: Experiment) -> Sweep:
@@ -57,15 +52,15 @@ def agents(task: str, base: Experiment) -> Sweep:
     Each is trained by AT-GRPO and by trajectory-level GRPO. The paper has 3, 5 and 7 agents, for mathematics.
     """
     team: Joint = {
-        'one_without_tool': {'task.team': ('plan',), 'pools': {'plan': 'shared'}},
-        'one_with_tool': {'task.team': ('solo',), 'pools': {'solo': 'shared'}},
+        'one_without_tool': PLAN_ALONE,
+        'one_with_tool': SOLO,
         'two': {},
         **{
             name: {'task': CrewTask(crew(size), base.task), 'pools': dict.fromkeys(crew(size), 'shared')}
             for name, size in (('three', 3), ('five', 5))
         },
     }
-    method: Joint = {'at_grpo': {}, 'team_grpo': parallel(base) | {'algorithm.credit': 'team'}}
+    method: Joint = {'at_grpo': {}, 'team_grpo': parallel(base, 'team')}
     return Sweep('Does another agent help?', dict(grid(base, team=team, method=method)), 'two,at_grpo')
 
 
@@ -85,8 +80,8 @@ def sampler(task: str, base: Experiment) -> Sweep:
     """Tree against parallel sampling, at equal cost; `team` is trajectory-level GRPO."""
     kinds: Joint = {
         'tree': {},
-        'parallel_agent_turn': parallel(base) | {'algorithm.credit': 'parallel_agent_turn'},
-        'parallel_team': parallel(base) | {'algorithm.credit': 'team'},
+        'parallel_agent_turn': parallel(base, 'parallel_agent_turn'),
+        'parallel_team': parallel(base, 'team'),
     }
     return Sweep('Does the tree pay, or would parallel trajectories do?', dict(grid(base, sampler=kinds)), 'tree')
 

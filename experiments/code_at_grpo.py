@@ -2,7 +2,7 @@
 
 `coder` writes a program that reads stdin, `tester` writes tests that are put to it; golden tests judge, in a sandbox.
 
-Command:  pip install 'mallm[data]' && python -m experiments.code_at_grpo
+Command:  pip install -e '.[data]' && python -m experiments.code_at_grpo
           --task.problems apps --task.final live_code_bench --task.final-strict apps_test  trains and tests on the
           paper's sets from the hub (code_contests: the paper's for 8B); apps:FILE.jsonl reads a local file. Without
           these, tasks are made here. task=CodeTask(team=('coder',)) trains one agent.

@@ -2,7 +2,7 @@
 
 `tool` writes Python that is run in a sandbox, `reason` reads the output and answers in a box; math-verify grades.
 
-Command:  pip install 'mallm[math,data]' && python -m experiments.math_at_grpo
+Command:  pip install -e '.[math,data]' && python -m experiments.math_at_grpo
           --task.problems polaris --task.final aime_2024 --task.final-strict aime_2025  trains and tests as the paper
           does, with the sets from the hub; polaris:FILE.jsonl reads a local file. Without, problems are made here.
           --model.source takes any other instruct model; task=MathTask(team=('reason',)) trains one agent.

@@ -1,8 +1,8 @@
 """What the paper reports, in percent, for Qwen3-1.7B and Qwen3-8B; None where we have not seen the number.
 
-Source: Zhao et al., arXiv 2510.11062 (ICLR 2026: Stronger-MAS), tables 1, 2, 4 and 6, and its scaling study; the row
-"MAS + GRPO" was added in its fourth version and is known to us for 8B from notes on the paper. One run each, no error
-bars; Sudoku there does not keep the givens. These models are thousands of times larger than ours, and the numbers stand
+Source: Zhao et al., arXiv 2510.11062 (ICLR 2026: Stronger-MAS), tables 1, 2, 4 and 6; the row "MAS + GRPO" was added
+in its fourth version and is known to us for 8B from notes on the paper. One run each, no error bars; Sudoku there does
+not keep the givens. These models are thousands of times larger than ours, and the numbers stand
 beside ours for the order of the methods only.
 """
 
@@ -51,9 +51,3 @@ OUTCOME_ONLY: dict[str, dict[str, float | None]] = {
     'plan_path': {'task.reward=oracle': 93.0, 'task.reward=outcome': 89.0},
 }
 """Table 6: Qwen3-8B, shared policy; dense reward against outcome only."""
-
-AGENTS: dict[str, dict[int, float]] = {
-    'MAS + GRPO': {3: 18.2, 5: 23.8, 7: 34.1},
-    'MAS + AT-GRPO': {3: 18.2, 5: 28.6, 7: 47.7},
-}
-"""Scaling study: AIME24, Qwen3-8B, by number of agents."""

@@ -8,11 +8,11 @@ Writes experiments/results/sokoban_table.json and .md, the table that README sho
 import tyro
 
 from experiments.sokoban_at_grpo import CONFIG
+from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO
 from mallm.config import override
 from mallm.experiment import Experiment
 from mallm.table import fill
 
-PER_ROLE = {'tool': 'tool', 'plan': 'plan'}
 WARM_START_MINUTES = 1.0
 """Processor time that a warm start takes; cloning goes on for the budget of the others on top of it."""
 
@@ -27,8 +27,6 @@ def methods(cpu_minutes: float) -> dict[str, Experiment]:
         CONFIG,
         {'cpu_minutes': cpu_minutes, 'evaluation.every': 0, 'evaluation.report_boards': 256, 'wandb': 'disabled'},
     )
-    alone = {'task.team': ('plan',), 'pools': {'plan': 'shared'}}
-    solo = {'task.team': ('solo',), 'pools': {'solo': 'shared'}}
     trajectory = {
         'sampling.mode': 'parallel', 'algorithm.credit': 'team', 'sampling.envs': 16, 'learning.step_groups': 0,
         'learning.micro_groups': 128, 'learning.rate': (1e-4, 2e-5), 'algorithm.entropy': 0.005,
@@ -36,8 +34,8 @@ def methods(cpu_minutes: float) -> dict[str, Experiment]:
     }  # fmt: skip
     return {
         'keep_cloning': override(base, {'steps': 0, 'warm_start.cpu_minutes': WARM_START_MINUTES + cpu_minutes}),
-        'plan_alone': override(base, alone),
-        'solo': override(base, solo),
+        'plan_alone': override(base, PLAN_ALONE),
+        'solo': override(base, SOLO),
         'team_grpo': override(base, trajectory),
         'at_grpo': base,
         'at_grpo_per_role': override(base, {'pools': PER_ROLE}),

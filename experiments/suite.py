@@ -1,6 +1,7 @@
 """The games that the tiny policy learns, by name; and what every comparison on them has in common."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from experiments import plan_path_at_grpo, sokoban_at_grpo, sudoku_at_grpo
 from mallm.cli import smoke
@@ -14,7 +15,14 @@ SUITE: Mapping[str, Experiment] = {
 }
 ENDLESS = 1_000_000
 """Steps of a run that its processor time ends."""
+OVERHEAD_MINUTES = 3.0
+"""Processor time of a warm start and of the reports, beside the budget of a cell: an estimate, to say costs with."""
 PER_ROLE = {'tool': 'tool', 'plan': 'plan'}
+"""Pools: one policy for each role."""
+PLAN_ALONE: Mapping[str, Any] = {'task.team': ('plan',), 'pools': {'plan': 'shared'}}
+"""Changes: one agent without the tool."""
+SOLO: Mapping[str, Any] = {'task.team': ('solo',), 'pools': {'solo': 'shared'}}
+"""Changes: one agent that holds the tool."""
 
 
 def budgeted(task: str, cpu_minutes: float) -> Experiment:
@@ -40,6 +48,12 @@ def budgeted(task: str, cpu_minutes: float) -> Experiment:
             'wandb': 'disabled',
         },
     )
+
+
+def parallel(base: Experiment, credit: str) -> dict[str, Any]:
+    """Changes: no tree, and a quarter of the instances, for each of its K trajectories is played to its end."""
+    envs = max(1, base.sampling.envs // 4)
+    return {'sampling.mode': 'parallel', 'sampling.envs': envs, 'algorithm.credit': credit}
 
 
 def tiny(experiment: Experiment) -> Experiment:

@@ -5,8 +5,8 @@
     python -m experiments.sweep NAME                           (writes the sweep file, and says how agents are started)
     python -m experiments.sweep NAME --cell LABEL --seed 0     (one cell: what a wandb agent runs)
 
-Cost: cells * seeds * (CPU minutes + about 3). Writes runs/ablations/TASK/NAME/, and the table as
-experiments/results/ablations/TASK_NAME.md and .json. Add --smoke to see that it works here.
+Cost: cells * seeds * (CPU minutes + warm start and reports, an estimated 3). Writes runs/ablations/TASK/NAME/, and the
+table as experiments/results/ablations/TASK_NAME.md and .json. Add --smoke to see that it works here.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from experiments.ablations import ABLATIONS
-from experiments.suite import budgeted, tiny
+from experiments.suite import OVERHEAD_MINUTES, budgeted, tiny
 from mallm.config import override
 from mallm.sweep import Sweep, run_all, run_cell, wandb_yaml
 from mallm.table import run_apart
@@ -39,7 +39,7 @@ def catalogue(task: str, cpu_minutes: float, seeds: int) -> str:
     lines = []
     for name in ABLATIONS:
         sweep = make(name, task, cpu_minutes, smoke=False, wandb='disabled')
-        hours = len(sweep.cells) * seeds * (cpu_minutes + 3) / 60
+        hours = len(sweep.cells) * seeds * (cpu_minutes + OVERHEAD_MINUTES) / 60
         lines += [f'{name}: {sweep.question}', f'    {", ".join(sweep.labels)}']
         cost = f'{len(sweep.cells)} cells * {seeds} seeds * {cpu_minutes:g} CPU minutes'
         lines.append(f'    {cost}: about {hours:.1f} CPU hours')

@@ -23,7 +23,7 @@ from typing import Any
 
 import jinja2
 
-from mallm import cli
+from mallm import cli, servers
 from mallm.experiment import Experiment
 from mallm.serving import WEIGHTS_FOLDER
 
@@ -77,8 +77,10 @@ class Job:
             bool(re.fullmatch('[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?', self.name)), 'name', self.name,
             'takes a-z, 0-9 and - between them, as Kubernetes wants it',
         )  # fmt: skip
-        require(min(self.learners, self.server_gpus, self.port) >= 1, 'learners', self.learners, 'must be positive')
-        require(min(self.servers, self.gpus, self.players) >= 0, 'servers', self.servers, 'must be 0 or positive')
+        for name in ('learners', 'server_gpus', 'port'):
+            require(vars(self)[name] >= 1, name.replace('_', '-'), vars(self)[name], 'must be positive')
+        for name in ('servers', 'gpus', 'players'):
+            require(vars(self)[name] >= 0, name, vars(self)[name], 'must be 0 or positive')
         require(
             not self.servers or bool(self.model), 'model', self.model, 'servers need one to load: a folder or hub id'
         )
@@ -194,8 +196,8 @@ def join(files: Sequence[str], out: str) -> None:
     """One endpoints file of several."""
     joined: dict[str, list[Any]] = {}
     for file in files:
-        for policy, servers in json.loads(pathlib.Path(file).read_text()).items():
-            joined.setdefault(policy, []).extend(servers)
+        for policy, found in servers.read_endpoints(file).items():
+            joined.setdefault(policy, []).extend(found)
     pathlib.Path(out).write_text(json.dumps(joined, indent=1) + '\n')
 
 

@@ -1,6 +1,6 @@
 """SGLang servers from the command line.
 
-  python -m launch.sglang install [--device cuda]                make SGLang's own environment (once; about a minute)
+  python -m launch.sglang install [--device cuda]                make SGLang's own environment (once)
   python -m launch.sglang start --model FOLDER --out servers.json          one server for every policy: LoRA roles
   python -m launch.sglang start --model FOLDER --policies plan tool        one server for each policy: full weights
   python -m launch.sglang list | health | stop [--out servers.json]

@@ -19,7 +19,7 @@ class Arguments:
 
     Attributes:
       experiment: the experiment's own settings.
-      smoke: a few tiny steps of everything, in under a minute, to see that it works here.
+      smoke: a few tiny steps of everything, to see that it works here.
       resume: name of a run folder to go on with, from its newest whole checkpoint.
       hosts: for a run of several processes, one on each host: start the same command on all, with another index.
     """
@@ -57,8 +57,8 @@ def with_roles(experiment: Experiment) -> Experiment:
 
 
 def keep_memory() -> None:
-    """Tells glibc to keep freed memory. XLA frees and takes large buffers at every call, and mapping them anew each
-    time costs about half of a training step on a CPU. Where there is no glibc, nothing happens."""
+    """Tells glibc to keep freed memory: XLA frees and takes large buffers at every call, and mapping them anew each
+    time slows a training step on a CPU. Where there is no glibc, nothing happens."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library, or Windows

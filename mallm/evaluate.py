@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import hosts, rng
-from mallm.envs.base import FINAL, HELD_OUT, World
+from mallm.envs.base import REPORTED, World
 from mallm.experiment import Experiment
 from mallm.io.log import peak_rss_mib
 from mallm.rollout import tree, workers
@@ -132,9 +132,9 @@ def summarise(
     `name` is that of the run's folder, `minutes` what it took: wall and processor time.
     """
     before, settings = progress['before'], experiment.evaluation
-    if 'success_by_optimal' in before:  # a run resumed from before this had a name for every task
+    if 'success_by_optimal' in before:  # what a checkpoint says that is older than `Task.words`
         before = before | {'success_by_difficulty': before['success_by_optimal']}
-    split = {'final': FINAL, 'held_out': HELD_OUT}[settings.split]
+    split, _ = REPORTED[settings.split]
     floor = [
         experiment.task.floor(experiment.task.test(split, i), experiment.sampling.turns, i)
         for i in range(settings.report_boards)
@@ -166,5 +166,5 @@ def summarise(
         'words': experiment.task.words(),
         'split': settings.split,
         'boards': settings.report_boards,
-        'reward': vars(experiment.task).get('reward', 'outcome'),
+        'reward': experiment.task.rewarded,
     }

@@ -7,14 +7,12 @@ from typing import Any
 
 import jax
 
-from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, Task
+from mallm.envs.base import REPORTED, Task
 from mallm.evaluate import examined
 from mallm.rollout import tree
 from mallm.rollout.jax_engine import JaxEngine
 from mallm.stored import TASKS, Learned, read_learned
 from mallm.train import refuse_too_many_faults
-
-SPLITS = {'final': (FINAL, FINAL_STRICT), 'held_out': (HELD_OUT, STRICT)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +54,11 @@ def judge(
     engine, cast = company(host, guests)
     stage = tree.Stage(experiment.sampler(temperature), engine, host.tokenizer, cast)
     boards, split = boards or experiment.evaluation.report_boards, split or experiment.evaluation.split
-    if split not in SPLITS:
-        raise ValueError(f'split={split!r}: must be one of {sorted(SPLITS)}')
+    if split not in REPORTED:
+        raise ValueError(f'split={split!r}: must be one of {sorted(REPORTED)}')
     told: dict[str, Any] = {'run': host.name, 'seed': experiment.seed, 'step': step}
     told |= {'cast': {role: f'{guest.name}@{of}' for role, (guest, of) in guests.items()}}
-    for name, begin in zip(('success', 'strict'), SPLITS[split], strict=True):
+    for name, begin in zip(('success', 'strict'), REPORTED[split], strict=True):
         outcome = examined(experiment, stage, split=begin, step=step, boards=boards)
         sound = [trajectory for trajectory in outcome.trajectories if trajectory.fault is None]
         refuse_too_many_faults(experiment, outcome.trajectories, sound)

@@ -10,7 +10,8 @@ import optax
 from jax.sharding import Mesh
 
 from mallm import rng
-from mallm.experiment import Experiment, require
+from mallm.config import require
+from mallm.experiment import Experiment
 from mallm.io import hf
 from mallm.learn.pack import round_up
 from mallm.learn.pool import Pool

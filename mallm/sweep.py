@@ -10,12 +10,10 @@ from mallm.comparison import Cells, Row, remarks, table
 from mallm.experiment import Experiment
 from mallm.folder import new_folder
 from mallm.io import files
+from mallm.io.files import COSTS
 from mallm.judge import Part, judge
 from mallm.stored import settings_of
-from mallm.table import gather, run_apart, stored_folder
-
-COSTS = ('training_cpu_minutes', 'training_tokens')
-"""What a summary says that learning cost; a casting cost what its parts did."""
+from mallm.table import gather, run_apart, store, stored_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +118,7 @@ def run_all(
 def write(sweep: Sweep, seeds: Sequence[int], runs: str, out: pathlib.Path) -> str:
     cells = gather(sweep.labels, seeds, lambda label, seed: sweep.cell(label, seed, runs))
     told = markdown(sweep, cells)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(out.with_suffix('.json'), cells)
-    out.with_suffix('.md').write_text(told)
+    store(cells, told, out)
     return told
 
 

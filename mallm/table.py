@@ -2,8 +2,6 @@
 
 import dataclasses
 import glob
-import json
-import math
 import multiprocessing
 import pathlib
 import statistics
@@ -11,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mallm.cli import keep_memory
+from mallm.comparison import Mean
 from mallm.experiment import Experiment
 from mallm.io import files
 from mallm.stored import is_of
@@ -33,7 +32,12 @@ def fill(
     seeds = tuple(seeds)
     cell = lambda name, seed: dataclasses.replace(methods[name], name=name, seed=seed, runs=runs)  # noqa: E731
     wanted = [cell(name, seed) for seed in seeds for name in only or tuple(methods)]
-    run_missing(wanted, between=lambda: write(gather(methods, seeds, cell), pathlib.Path(out)))
+
+    def between() -> None:
+        cells = gather(methods, seeds, cell)
+        store(cells, markdown(cells), pathlib.Path(out))
+
+    run_missing(wanted, between=between)
     return gather(methods, seeds, cell)
 
 
@@ -92,10 +96,11 @@ def run_missing(
         between()
 
 
-def write(table: Mapping[str, Any], out: pathlib.Path) -> None:
+def store(cells: Mapping[str, Any], told: str, out: pathlib.Path) -> None:
+    """Writes `out`.json, the summaries of all cells, and `out`.md, what they tell."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix('.json').write_text(json.dumps(table, indent=1, sort_keys=True) + '\n')
-    out.with_suffix('.md').write_text(markdown(table))
+    files.write_json(out.with_suffix('.json'), cells)
+    out.with_suffix('.md').write_text(told)
 
 
 def markdown(table: Mapping[str, Any]) -> str:
@@ -129,7 +134,4 @@ def key_of(column: str, when: str) -> str:
 
 def spread(shares: Sequence[float]) -> str:
     """Mean ± standard error over seeds, in percent."""
-    mean = statistics.fmean(shares)
-    if len(shares) < 2:
-        return f'{mean:.1%}'
-    return f'{100 * mean:.1f} ± {100 * statistics.stdev(shares) / math.sqrt(len(shares)):.1f} %'
+    return Mean.of(shares).percent()

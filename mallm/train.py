@@ -10,12 +10,13 @@ from typing import Any
 import jax
 
 from mallm import hosts, rng
-from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT
+from mallm.envs.base import HELD_OUT, REPORTED, STRICT
 from mallm.evaluate import Evaluation, examined, mean, played, replay_of, summarise
 from mallm.experiment import Experiment
 from mallm.folder import commit, folder_and_step
 from mallm.guard import guarded
 from mallm.io.base import fingerprint, save_base
+from mallm.io.files import COSTS
 from mallm.io.report import write_report
 from mallm.learn.accumulate import Lesson
 from mallm.learn.pack import pack, rows_of
@@ -246,7 +247,7 @@ def watch(run: Run, step: int, progress: Mapping[str, Any]) -> None:
     easy = examine(run, HELD_OUT, step, boards, 0.0)
     strict = examine(run, STRICT, step, boards, 0.0)
     shares = {'success': easy.success, 'strict': strict.success, 'truncated': easy.truncated, 'faults': easy.faults}
-    cost = {name: progress[name] for name in ('training_cpu_minutes', 'training_tokens') if name in progress}
+    cost = {name: progress[name] for name in COSTS if name in progress}
     run.sink.write('eval', step, shares | {'turns_to_solve': easy.turns_to_solve} | cost)
 
 
@@ -265,8 +266,7 @@ def examine(
 def report(run: Run, when: str, step: int) -> dict[str, Any]:
     """Success on the reported splits, greedy and at temperature 1, and replays of the first boards."""
     settings, words = run.experiment.evaluation, run.experiment.task.words()
-    splits = {'final': (FINAL, FINAL_STRICT),
-              'held_out': (HELD_OUT, STRICT)}[settings.split]  # fmt: skip
+    splits = REPORTED[settings.split]
     result: dict[str, Any] = {}
     for name, split in zip(('success', 'strict'), splits, strict=True):
         for suffix, temperature in (('', 0.0), ('_t1', 1.0)):

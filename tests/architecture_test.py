@@ -33,7 +33,7 @@ MAY_IMPORT = {
     'io': {*FLOOR_0, 'io', 'models'},
     **dict.fromkeys(MEETING_PLACE, FLOOR_0 | BELOW | MEETING_PLACE),
     'cli': FLOOR_0 | BELOW | MEETING_PLACE,
-    'table': FLOOR_0 | BELOW | MEETING_PLACE | {'cli'},
+    'table': FLOOR_0 | BELOW | MEETING_PLACE | {'cli', 'comparison'},
     'comparison': set(),
     'sweep': FLOOR_0 | BELOW | MEETING_PLACE | {'table', 'comparison'},
 }

@@ -22,7 +22,7 @@ def test_a_row_is_the_mean_and_standard_error_over_seeds_and_the_floors_stand_ab
 
 def test_swapped_roles_have_a_row_of_their_own_and_one_seed_has_no_error():
     lines = markdown({'at_grpo_per_role': {'0': summary(0.2, 0.9, swapped_after=0.05)}}).splitlines()
-    assert lines[-1].startswith('| at_grpo_per_role, roles swapped | 1 | 5.0% |')
+    assert lines[-1].startswith('| at_grpo_per_role, roles swapped | 1 | 5.0 % |')
 
 
 def test_every_control_has_the_same_budget_and_only_team_grpo_plays_without_a_tree():

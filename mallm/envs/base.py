@@ -61,6 +61,8 @@ class Waits(Protocol):
 HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
 """Where the seeds of the splits begin; training seeds lie below. The final ranges are used by no tuning, and the strict
 splits are harder than the held-out ones in a way that the task says."""
+REPORTED = {'final': (FINAL, FINAL_STRICT), 'held_out': (HELD_OUT, STRICT)}
+"""The splits that a report plays, the strict one second, by the name that settings have for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,11 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def demonstrations(self, seed: int) -> list[Demonstration]:
         """What the roles could write to one training instance, for the warm start; may be empty."""
+
+    @property
+    def rewarded(self) -> str:
+        """What shapes the reward beside the outcome, if anything does; results are labelled with it."""
+        return str(vars(self).get('reward', 'outcome'))
 
     def about(self) -> tuple[str, ...]:
         """Lines that a run says when it starts; a task that cannot be played here raises."""

@@ -91,6 +91,13 @@ class CrewTask(Task):
     def words(self) -> dict[str, str]:
         return self.game.words()
 
+    @property
+    def rewarded(self) -> str:
+        return self.game.rewarded
+
+    def about(self) -> tuple[str, ...]:
+        return self.game.about()
+
     def train(self, seed: int) -> World:
         return CrewWorld(self.game.train(seed), self.team)
 

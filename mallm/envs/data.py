@@ -1,7 +1,7 @@
 """Sets of problems from files: the paper's, in the form in which their authors published them.
 
-A set is named `KIND:PLACE`. PLACE is a local .jsonl, .json or .parquet file (parquet needs `mallm[data]`), a folder of
-them, or `hub:NAME/ID`, `hub:NAME/ID/FILE` or `hub:NAME/ID/FOLDER`, which is downloaded once; `KIND` alone stands for
+A set is named `KIND:PLACE`. PLACE is a local .jsonl, .json or .parquet file (parquet needs the extra `data`), a folder
+of them, or `hub:NAME/ID`, `hub:NAME/ID/FILE` or `hub:NAME/ID/FOLDER`, which is downloaded once; `KIND` alone stands for
 the place in `SETS`.
 Loading gives the problems and a manifest: what was read (sha256), under which licence and split, and how many rows
 were left out and why. A row that does not fit the form is an error that names file, row and field.
@@ -72,7 +72,7 @@ def rows_of(path: pathlib.Path) -> Iterator[Row]:
         try:
             import pyarrow.parquet
         except ImportError as missing:
-            raise DataError(f"{path.name}: parquet needs pyarrow; pip install 'mallm[data]'") from missing
+            raise DataError(f"{path.name}: parquet needs pyarrow; pip install -e '.[data]'") from missing
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
             yield from batch.to_pylist()
     elif path.suffix == '.json':

@@ -240,7 +240,7 @@ def verifiers(pid: int) -> Sandbox:
     """The sandbox whose helpers have math-verify loaded; one for each process, as `sandbox.shared`."""
     found = importlib.util.find_spec('math_verify')
     if found is None or found.origin is None:
-        raise SandboxError("math-verify: is not installed, and grades mathematics; pip install 'mallm[math]'")
+        raise SandboxError("math-verify: is not installed, and grades mathematics; pip install -e '.[math]'")
     folder = pathlib.Path(found.origin).resolve().parents[1]
     return Sandbox(packages=[str(folder)], modules=['math_verify', 'sympy'])
 

@@ -4,7 +4,7 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
-from mallm.envs import plan_path, plan_path_prose
+from mallm.envs import games, plan_path, plan_path_prose
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
 from mallm.envs.plan_path import Maze, MazeSpec
 from mallm.envs.plan_path_team import COMPACT, NEARNESS, ORACLE, PlanPathTeam, Rules
@@ -46,12 +46,7 @@ class PlanPathTask(Task):
     legs: int = 4
 
     def __post_init__(self) -> None:
-        unknown = [role for role in self.team if role not in ('tool', 'plan', 'solo')]
-        if unknown or not self.team or ('tool' in self.team and 'plan' not in self.team):
-            raise ValueError(
-                f"team={self.team}: roles are 'tool', 'plan' and 'solo', and a tool needs a plan to act; use "
-                "('tool', 'plan'), ('plan',) or ('solo',)"
-            )
+        games.require_team(self.team)
         self.spec('any')
 
     @property
@@ -84,6 +79,9 @@ class PlanPathTask(Task):
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         return beginner(seed, self) if self.style == 'compact' else []
+
+    def about(self) -> tuple[str, ...]:
+        return games.about(self.style)
 
 
 def beginner(seed: int, task: PlanPathTask) -> list[Demonstration]:

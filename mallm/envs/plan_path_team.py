@@ -21,13 +21,12 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mallm.envs import plan_path
+from mallm.envs.games import MARKS
 from mallm.envs.plan_path import Maze, Trial
 from mallm.envs.shaping import Shaping, gain, never, reward
 from mallm.envs.sokoban_board import MOVES
 from mallm.envs.sokoban_program import ParsedMoves, parse_moves
 from mallm.types import Message, Reward
-
-MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
 
 
 def oracle_potential(maze: Maze) -> float:
@@ -41,8 +40,8 @@ def nearness(maze: Maze) -> float:
     return -plan_path.city_block(maze) / 16
 
 
-ORACLE = Shaping(oracle_potential, never, oracle=True)
-NEARNESS = Shaping(nearness, never, oracle=False)
+ORACLE = Shaping(oracle_potential, never)
+NEARNESS = Shaping(nearness, never)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,10 @@ class Shaping:
     Attributes:
       potential: position -> value; 0 for every solved position.
       hopeless: position -> the episode may end here, unsolved.
-      oracle: whether a solver is asked; results must be labelled with it.
     """
 
     potential: Callable[[Any], float]
     hopeless: Callable[[Any], bool]
-    oracle: bool
 
 
 def nothing(position: Any) -> float:
@@ -30,7 +28,7 @@ def never(position: Any) -> bool:
     return False
 
 
-OUTCOME = Shaping(nothing, never, oracle=False)
+OUTCOME = Shaping(nothing, never)
 
 
 def gain(before: Any, after: Any, shaping: Shaping) -> tuple[tuple[str, float], ...]:

@@ -4,7 +4,7 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
-from mallm.envs import sokoban, sokoban_prose
+from mallm.envs import games, sokoban, sokoban_prose
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
 from mallm.envs.python_tool import run_python_tool
 from mallm.envs.shaping import OUTCOME, Shaping
@@ -48,12 +48,7 @@ class SokobanTask(Task):
     style: Literal['compact', 'text'] = 'compact'
 
     def __post_init__(self) -> None:
-        unknown = [role for role in self.team if role not in ('tool', 'plan', 'solo')]
-        if unknown or not self.team or ('tool' in self.team and 'plan' not in self.team):
-            raise ValueError(
-                f"team={self.team}: roles are 'tool', 'plan' and 'solo', and a tool needs a plan to act; use "
-                "('tool', 'plan'), ('plan',) or ('solo',)"
-            )
+        games.require_team(self.team)
         self.spec('any')
 
     @property
@@ -98,6 +93,9 @@ class SokobanTask(Task):
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         return beginner(seed, self.spec('train'), self.rules, self.team) if self.style == 'compact' else []
+
+    def about(self) -> tuple[str, ...]:
+        return games.about(self.style)
 
 
 def beginner(seed: int, spec: BoardSpec, rules: Rules, order: tuple[str, ...]) -> list[Demonstration]:

@@ -22,11 +22,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mallm.envs import sokoban
+from mallm.envs.games import MARKS
 from mallm.envs.shaping import Shaping, gain, never, reward
 from mallm.envs.sokoban import Board, Execution
 from mallm.types import Message, Reward
-
-MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +57,8 @@ def unsolvable(board: Board) -> bool:
         return False
 
 
-ORACLE = Shaping(OraclePotential(), unsolvable, oracle=True)
-NEARNESS = Shaping(nearness, never, oracle=False)
+ORACLE = Shaping(OraclePotential(), unsolvable)
+NEARNESS = Shaping(nearness, never)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,11 +26,10 @@ import re
 from collections.abc import Callable, Mapping
 
 from mallm.envs import sudoku
+from mallm.envs.games import MARKS
 from mallm.envs.shaping import Shaping, gain, never, reward
 from mallm.envs.sudoku import Sudoku
 from mallm.types import Message, Reward
-
-MARKS = {'tool': 'T', 'plan': 'P', 'solo': 'S'}
 
 _SILENT = r'(?P<silent>[\s,;:()\[\]]+)'
 _CELL = re.compile(_SILENT + r'|(?P<how>\*?)(?P<row>[0-9])[\s,]*(?P<column>[0-9])|.', re.DOTALL)
@@ -51,8 +50,8 @@ def consistency(grid: Sudoku) -> float:
     return -(len(empty) + 2 * dead) / 8
 
 
-ORACLE = Shaping(oracle_potential, never, oracle=True)
-CONSISTENCY = Shaping(consistency, never, oracle=False)
+ORACLE = Shaping(oracle_potential, never)
+CONSISTENCY = Shaping(consistency, never)
 
 Fill = tuple[int, int]
 """(cell, value)."""

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import io
 import math
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from mallm.io import files
 from mallm.io.display import by_part
 
 Row = Mapping[str, Any]
@@ -181,30 +179,6 @@ def picture(
     unsaid = {'png': {'Software': None}, 'pdf': {'CreationDate': None, 'Producer': None, 'Creator': None}}
     drawing.savefig(buffer, format=form, metadata=unsaid[form])
     return buffer.getvalue()
-
-
-def compare(
-    folders: Sequence[pathlib.Path], out: pathlib.Path, *, metric: str = 'success', x: str = 'step'
-) -> pathlib.Path:
-    """Overlays one held-out metric of several runs: mean ± standard error of runs that differ by their seed only.
-
-    A mean is over the steps that all runs of its group measured; single runs stay visible behind it.
-
-    Raises:
-      ValueError: none of the runs has the metric.
-    """
-    groups: dict[str, list[list[dict[str, Any]]]] = {}
-    for run in map(pathlib.Path, folders):
-        rows = [row for row in files.read_rows(run / files.METRICS) if row['axis'] == 'eval' and metric in row]
-        if rows:
-            groups.setdefault(files.without_seed(run.name), []).append(rows)
-    if not groups:
-        raise ValueError(f'no run of {[pathlib.Path(run).name for run in folders]} has {metric!r} on its eval axis')
-    lines = [line for color, (name, runs) in enumerate(groups.items()) for line in group(name, runs, metric, x, color)]
-    share = metric.startswith(('success', 'strict'))
-    plot = Panel(f'Held-out {metric}', 'solved' if share else metric, tuple(lines), share=share)
-    out.write_bytes(figure([plot], LIGHT, x=x, columns=1))
-    return out
 
 
 def mean_and_error(values_RS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,8 @@ CONFIG, METRICS, REPLAYS, SUMMARY = 'config.json', 'metrics.jsonl', 'replays.jso
 CURVES, REPORT = 'curves.png', 'report.html'
 ROW_KEYS = ('axis', 'step', 'minutes', 'cpu_minutes')
 """What every row of metrics.jsonl begins with; no metric may be called so."""
+COSTS = ('training_cpu_minutes', 'training_tokens')
+"""What evaluation rows and summaries say that learning cost."""
 MARK = 'checkpoint'
 """The axis of the rows that say: everything above is in the checkpoint of this step."""
 

@@ -17,10 +17,10 @@ from matplotlib.ticker import PercentFormatter
 
 from mallm.io import curves, files, page
 from mallm.io.curves import Line, Panel, Theme
+from mallm.io.files import COSTS
 
 EVAL = 'eval.jsonl'
 """The evaluation rows of a run, which is what is kept of metrics.jsonl beside stored results."""
-COSTS = ('training_cpu_minutes', 'training_tokens')
 NO_SETTING = ('name', 'seed', 'runs', 'wandb')
 """What in a config.json changes no result but by chance."""
 

@@ -15,10 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm.io import curves, files, gallery, page
-from mallm.io.curves import compare
 from mallm.io.display import EARLY_STEPS, early_warnings
-
-__all__ = ['compare', 'write_report']
 
 OPTIMAL = '/optimal_'
 WORDS = {'floor': 'chance', 'difficulty': 'difficulty'}
@@ -181,7 +178,7 @@ def _gallery(folder: pathlib.Path) -> str:
     group, n = {runs[0].group: runs}, len(runs)
     over = [
         (x, gallery.curve(group, 'success', x=x, title='Held-out success', y_label='solved', share=True))
-        for x in ('step', *gallery.COSTS)
+        for x in ('step', *files.COSTS)
     ]
     turns = gallery.curve(group, 'turns_to_solve', x='step', title='Turns to solve', y_label='turns')
     shown = [(x, panel) for x, panel in [*over, ('step', turns)] if panel.lines]

@@ -2,8 +2,8 @@
 
 `Transformer.extend` scans over stacked layers. That is right for whole answers and for small models, but at every
 token it copies a layer's weights out of the stack, puts projections of the same input side by side, casts, and runs
-adapters beside their base. `unroll` does all of that once a call, which then pays for itself at every token: on a CPU
-a block of width 576 takes 0.6 of the time (64 rows). It costs a second copy of the blocks while a batch is sampled.
+adapters beside their base. `unroll` does all of that once a call, which saves it at every token. It costs a second copy
+of the blocks while a batch is sampled. `benchmarks.phases` measures a token.
 
 Log-probabilities agree with those of `extend` to rounding, not bit for bit.
 """

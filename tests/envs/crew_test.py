@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from mallm.envs import sandbox
 from mallm.envs.base import FINAL, World
 from mallm.envs.crew import CrewTask, CrewWorld, crew
 from mallm.envs.sokoban_task import SokobanTask
@@ -71,3 +72,14 @@ def test_a_team_in_another_order_or_a_game_without_a_tool_is_refused():
     with pytest.raises(ValueError, match='agents=1'):
         crew(1)
     assert dataclasses.replace(TASK, team=crew(7)).train(1).order == crew(7)
+
+
+def test_results_of_a_crew_are_labelled_with_the_reward_of_its_game():
+    kinds = ('oracle', 'nearness', 'outcome')
+    assert tuple(CrewTask(game=SokobanTask(reward=kind)).rewarded for kind in kinds) == kinds
+    assert SokobanTask().rewarded == 'oracle'
+
+
+def test_a_game_whose_tool_writes_programs_says_at_the_start_which_walls_stand():
+    assert SokobanTask().about() == CrewTask().about() == ()
+    assert SokobanTask(style='text').about() == (str(sandbox.shared().walls),)

@@ -222,16 +222,6 @@ def test_seeds_are_compared_by_their_mean_and_its_standard_error(tmp_path):
     assert [single.xs for single in singles] == [(0, 3, 6), (0, 3)]
 
 
-def test_runs_are_laid_over_each_other_and_one_without_the_metric_is_left_out(run_folder, tmp_path):
-    other = write_run(tmp_path / 'toy_seed4', rises=0.05)
-    empty = tmp_path / 'empty'
-    empty.mkdir()
-    out = report.compare([run_folder, other, empty], tmp_path / 'both.png')
-    assert out.read_bytes().startswith(b'\x89PNG')
-    with pytest.raises(ValueError, match=r"no run of \['empty'\] has 'success' on its eval axis"):
-        report.compare([empty], tmp_path / 'none.png')
-
-
 # the terminal
 
 
