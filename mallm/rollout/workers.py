@@ -403,7 +403,7 @@ def connect(address: str, cpus: float) -> bool:
         import ray
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
-            "rollout workers need Ray: pip install 'mallm[ray]', or set rollout_workers=0"
+            "rollout workers need Ray: pip install -e '.[ray]', or set rollout_workers=0"
         ) from missing
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     if ray.is_initialized():
