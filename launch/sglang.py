@@ -48,9 +48,28 @@ def install(device: str) -> pathlib.Path:
         shutil.rmtree(home)
         raise ServerError(f'pip could not install SGLang {servers.VERSION} for {device}; what it said stands above')
     if device == 'cpu':
+        complete_torch(home, pip)
         [packages] = home.glob('lib/python*/site-packages')
         shutil.copytree(CPU / 'shim', packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns('__pycache__'))
     return home
+
+
+def complete_torch(home: pathlib.Path, pip: Sequence[str]) -> None:
+    """Where the registry's torch is a CUDA build, it loads on a CPU too, but not without its libraries: adds them.
+
+    Raises:
+      ServerError: it does not load with them either; the environment is removed.
+    """
+    loads = [str(home / 'bin' / 'python'), '-c', 'import torch']
+    if subprocess.run(loads, check=False, capture_output=True).returncode == 0:
+        return
+    print('torch is a build for CUDA here; adding the libraries that it loads (3 GB)', flush=True)
+    [torch] = [line for line in (CPU / 'requirements.txt').read_text().split() if line.startswith('torch==')]
+    subprocess.run([*pip, '--no-compile', torch], check=False)
+    done = subprocess.run(loads, check=False, capture_output=True, text=True)
+    if done.returncode:
+        shutil.rmtree(home)
+        raise ServerError(f'{torch} does not load in {home}: {done.stderr.strip()[-500:]}')
 
 
 def start(given: argparse.Namespace) -> int:

@@ -15,7 +15,11 @@ import numpy as np
 
 from mallm.errors import WeightsError
 
-DTYPES = {'F32': np.dtype(np.float32), 'F16': np.dtype(np.float16), 'BF16': np.dtype(jnp.bfloat16)}
+DTYPES: Mapping[str, np.dtype] = {
+    'F32': np.dtype(np.float32),
+    'F16': np.dtype(np.float16),
+    'BF16': np.dtype(jnp.bfloat16),
+}
 ONE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 

@@ -269,7 +269,7 @@ class Transformer(nn.Module):
     """
 
     arch: Architecture
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype('float32')
     lora: Lora | None = None
 
     def setup(self) -> None:
