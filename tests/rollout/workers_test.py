@@ -279,7 +279,7 @@ def test_workers_that_find_no_room_end_the_run_and_say_what_there_is(cluster):
 
 def test_without_ray_workers_are_refused_with_the_remedy_and_play_here_goes_on(monkeypatch, tmp_path, tiny):
     monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mallm\[ray\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[ray\]'"):
         workers.connect('', 2.0)
     module, _ = tiny
     engine = embedded(Experiment(rollout_workers=0), SimpleNamespace(module=module, tokenizer=TOKENIZER), tmp_path)
