@@ -12,31 +12,20 @@ Cost:     not measured; the paper used 8 H100.
 Result:   none stored yet.
 """
 
+from experiments.math_at_grpo import CONFIG as MATH
 from mallm.cli import main
+from mallm.config import override
 from mallm.envs.code import CodeTask
-from mallm.experiment import (
-    AlgorithmSettings,
-    EvaluationSettings,
-    Experiment,
-    LearningSettings,
-    LoraSettings,
-    ModelSettings,
-    SamplingSettings,
-    WarmStartSettings,
-)
 
-CONFIG = Experiment(
-    name='code_at_grpo',
-    steps=200,
-    pools={'coder': 'coder', 'tester': 'tester'},
-    task=CodeTask(),
-    model=ModelSettings(source='Qwen/Qwen3-1.7B', lora=LoraSettings(rank=16, alpha=32.0), dtype='bfloat16'),
-    sampling=SamplingSettings(envs=32, k=4, turns=4, spread=1.0, max_tokens=2048, max_prompt=4096),
-    algorithm=AlgorithmSettings(clip_high=0.2, entropy=0.0, entropy_target=(-1.0, -1.0), divisor='tokens'),
-    learning=LearningSettings(rate=(5e-6, 1.5e-6), warmup=10, step_groups=64, micro_groups=1, b2=0.999),
-    warm_start=WarmStartSettings(steps=0),
-    evaluation=EvaluationSettings(every=10, boards=64, report_boards=175, replays=4),
-    save_every=20,
+CONFIG = override(
+    MATH,  # whose model and settings are the same
+    {
+        'name': 'code_at_grpo',
+        'pools': {'coder': 'coder', 'tester': 'tester'},
+        'task': CodeTask(),
+        'evaluation.boards': 64,
+        'evaluation.report_boards': 175,
+    },
 )
 
 if __name__ == '__main__':
