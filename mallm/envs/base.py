@@ -52,8 +52,8 @@ class World(Protocol):
 
 @runtime_checkable
 class Waits(Protocol):
-    """A world whose `act` waits for other processes. Candidates, and episodes, are then acted out beside each other, in
-    threads."""
+    """A world that says whether its `act` waits for other processes. Where it does, candidates, and episodes, are acted
+    out beside each other, in threads."""
 
     waits: bool
 

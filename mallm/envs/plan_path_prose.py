@@ -66,4 +66,4 @@ def moves(text: str, most: int) -> ParsedMoves:
 
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, Programmer(python), moves)
+    return Speech(show, Programmer(python), moves, waits=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from mallm.envs import plan_path
 from mallm.envs.games import MARKS
 from mallm.envs.plan_path import Maze, Trial
-from mallm.envs.shaping import Shaping, gain, never, reward
+from mallm.envs.shaping import Shaping, gain, never, penalties, reward
 from mallm.envs.sokoban_board import MOVES
 from mallm.envs.sokoban_program import ParsedMoves, parse_moves
 from mallm.types import Message, Reward
@@ -88,11 +88,13 @@ class Speech:
       show: (world, role) -> what the role is shown.
       draft: (world, text) -> what the tool's text comes to on a copy.
       moves: (text, most) -> the moves that a plan lists.
+      waits: whether a draft waits for a program to run.
     """
 
     show: 'Callable[[PlanPathTeam, str], tuple[Message, ...]]'
     draft: 'Callable[[PlanPathTeam, str], Draft]'
     moves: Callable[[str, int], ParsedMoves]
+    waits: bool = False
 
 
 def show_compact(world: 'PlanPathTeam', role: str) -> tuple[Message, ...]:
@@ -181,6 +183,10 @@ class PlanPathTeam:
     def over(self) -> bool:
         return self.maze.solved or self.rules.shaping.hopeless(self.maze)
 
+    @property
+    def waits(self) -> bool:
+        return self.speech.waits
+
     def observe(self, role: str) -> tuple[Message, ...]:
         return self.speech.show(self, role)
 
@@ -194,7 +200,7 @@ class PlanPathTeam:
 def act_tool(world: PlanPathTeam, text: str) -> tuple[PlanPathTeam, Reward]:
     """The route is judged by where it leads; the walker stays where it is."""
     draft = world.speech.draft(world, text)
-    local = penalties(world.rules, clean=draft.clean, stuck=draft.trial.stuck)
+    local = penalties(world.rules.useless, clean=draft.clean, stuck=draft.trial.stuck)
     team = gain(world.maze, draft.trial.end, world.rules.shaping)
     return dataclasses.replace(world, draft=draft), reward(team, local)
 
@@ -217,12 +223,8 @@ def act_solo(world: PlanPathTeam, text: str) -> tuple[PlanPathTeam, Reward]:
     """The route is walked, as many moves as fit in a turn."""
     draft = world.speech.draft(world, text)
     maze, _ = plan_path.play(world.maze, draft.trial.moves[: world.rules.moves])
-    local = penalties(world.rules, clean=draft.clean, stuck=draft.trial.stuck)
+    local = penalties(world.rules.useless, clean=draft.clean, stuck=draft.trial.stuck)
     return moved(world, maze, draft), reward(gain(world.maze, maze, world.rules.shaping), local)
-
-
-def penalties(rules: Rules, *, clean: bool, stuck: bool) -> tuple[tuple[str, float], ...]:
-    return (('format', -rules.useless * (not clean)), ('stuck', -rules.useless * stuck))
 
 
 def moved(world: PlanPathTeam, maze: Maze, draft: Draft | None) -> PlanPathTeam:

@@ -39,3 +39,8 @@ def gain(before: Any, after: Any, shaping: Shaping) -> tuple[tuple[str, float], 
 
 def reward(team: tuple[tuple[str, float], ...], local: tuple[tuple[str, float], ...]) -> Reward:
     return Reward(sum(value for _, value in team), sum(value for _, value in local), team + local)
+
+
+def penalties(useless: float, *, clean: bool, stuck: bool) -> tuple[tuple[str, float], ...]:
+    """A tool's own: for text that is not, or not all, understood, and for a program that gets stuck."""
+    return (('format', -useless * (not clean)), ('stuck', -useless * stuck))

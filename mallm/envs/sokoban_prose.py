@@ -78,4 +78,4 @@ def moves(text: str) -> str:
 
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, Programmer(python), moves)
+    return Speech(show, Programmer(python), moves, waits=True)

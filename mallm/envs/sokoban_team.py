@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 
 from mallm.envs import sokoban
 from mallm.envs.games import MARKS
-from mallm.envs.shaping import Shaping, gain, never, reward
+from mallm.envs.shaping import Shaping, gain, never, penalties, reward
 from mallm.envs.sokoban import Board, Execution
 from mallm.types import Message, Reward
 
@@ -105,11 +105,13 @@ class Speech:
       show: (world, role) -> what the role is shown.
       draft: (world, text) -> what the tool's text comes to on a copy.
       moves: the part of a plan's text that lists its moves.
+      waits: whether a draft waits for a program to run.
     """
 
     show: 'Callable[[SokobanTeam, str], tuple[Message, ...]]'
     draft: 'Callable[[SokobanTeam, str], Draft]'
     moves: Callable[[str], str]
+    waits: bool = False
 
 
 def show_compact(world: 'SokobanTeam', role: str) -> tuple[Message, ...]:
@@ -161,6 +163,10 @@ class SokobanTeam:
     def over(self) -> bool:
         return self.board.solved or self.rules.shaping.hopeless(self.board)
 
+    @property
+    def waits(self) -> bool:
+        return self.speech.waits
+
     def observe(self, role: str) -> tuple[Message, ...]:
         return self.speech.show(self, role)
 
@@ -207,7 +213,7 @@ def act_tool(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     rules = world.rules
     draft = world.speech.draft(world, text)
     execution = draft.execution
-    local = (('format', -rules.useless * (not draft.clean)), ('stuck', -rules.useless * bool(execution.stuck)))
+    local = penalties(rules.useless, clean=draft.clean, stuck=bool(execution.stuck))
     after = dataclasses.replace(world, program=draft.program, execution=execution, told=draft.told)
     return after, reward(gain(world.board, execution.board, rules.shaping), local)
 
@@ -259,7 +265,7 @@ def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     draft = world.speech.draft(world, text)
     execution = draft.execution
     board, _ = world.board.play(execution.moves[: rules.moves])
-    local = (('format', -rules.useless * (not draft.clean)), ('stuck', -rules.useless * bool(execution.stuck)))
+    local = penalties(rules.useless, clean=draft.clean, stuck=bool(execution.stuck))
     after = dataclasses.replace(world, board=board, failed=failures(world, draft.program, execution, board))
     return after, reward(gain(world.board, board, rules.shaping), local)
 

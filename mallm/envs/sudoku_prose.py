@@ -84,4 +84,4 @@ def fills(world: SudokuTeam, text: str) -> Fills:
 
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, Programmer(python), fills)
+    return Speech(show, Programmer(python), fills, waits=True)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 
 from mallm.envs import sudoku
 from mallm.envs.games import MARKS
-from mallm.envs.shaping import Shaping, gain, never, reward
+from mallm.envs.shaping import Shaping, gain, never, penalties, reward
 from mallm.envs.sudoku import Sudoku
 from mallm.types import Message, Reward
 
@@ -127,11 +127,13 @@ class Speech:
       show: (world, role) -> what the role is shown.
       draft: (world, text) -> what the tool's text comes to on a copy.
       fills: (world, text) -> the fills that a plan lists.
+      waits: whether a draft waits for a program to run.
     """
 
     show: 'Callable[[SudokuTeam, str], tuple[Message, ...]]'
     draft: 'Callable[[SudokuTeam, str], Draft]'
     fills: 'Callable[[SudokuTeam, str], Fills]'
+    waits: bool = False
 
 
 # What is written.
@@ -272,6 +274,10 @@ class SudokuTeam:
     def over(self) -> bool:
         return self.grid.solved or self.rules.shaping.hopeless(self.grid)
 
+    @property
+    def waits(self) -> bool:
+        return self.speech.waits
+
     def observe(self, role: str) -> tuple[Message, ...]:
         return self.speech.show(self, role)
 
@@ -285,9 +291,8 @@ class SudokuTeam:
 def act_tool(world: SudokuTeam, text: str) -> tuple[SudokuTeam, Reward]:
     """The named cells are judged by the grid they would lead to; the real one stays as it is."""
     draft = world.speech.draft(world, text)
-    return dataclasses.replace(world, draft=draft), reward(
-        gain(world.grid, draft.end, world.rules.shaping), penalties(world.rules, draft)
-    )
+    local = penalties(world.rules.useless, clean=draft.clean, stuck=draft.stuck is not None)
+    return dataclasses.replace(world, draft=draft), reward(gain(world.grid, draft.end, world.rules.shaping), local)
 
 
 def act_plan(world: SudokuTeam, text: str) -> tuple[SudokuTeam, Reward]:
@@ -303,12 +308,8 @@ def act_plan(world: SudokuTeam, text: str) -> tuple[SudokuTeam, Reward]:
 def act_solo(world: SudokuTeam, text: str) -> tuple[SudokuTeam, Reward]:
     """The named cells are filled in at once."""
     draft = world.speech.draft(world, text)
-    after = moved(world, draft.end, draft)
-    return after, reward(gain(world.grid, draft.end, world.rules.shaping), penalties(world.rules, draft))
-
-
-def penalties(rules: Rules, draft: Draft) -> tuple[tuple[str, float], ...]:
-    return (('format', -rules.useless * (not draft.clean)), ('stuck', -rules.useless * (draft.stuck is not None)))
+    local = penalties(world.rules.useless, clean=draft.clean, stuck=draft.stuck is not None)
+    return moved(world, draft.end, draft), reward(gain(world.grid, draft.end, world.rules.shaping), local)
 
 
 def moved(world: SudokuTeam, grid: Sudoku, draft: Draft | None) -> SudokuTeam:

@@ -111,7 +111,7 @@ async def expanded(
     world: World, role: str, answers: Sequence[Answer], engine: Engine
 ) -> tuple[list[Candidate], list[World]]:
     """`expand`; a world that waits for other processes does so in threads, beside all that goes on."""
-    if not isinstance(world, Waits):
+    if not (isinstance(world, Waits) and world.waits):
         return expand(world, role, answers)
     with engine.held() if isinstance(engine, Gathers) else contextlib.nullcontext():
         parts = await asyncio.gather(*(asyncio.to_thread(expand, world, role, [answer]) for answer in answers))

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 
 from mallm.envs import sandbox
-from mallm.envs.base import FINAL, World
+from mallm.envs.base import FINAL, Waits, World
 from mallm.envs.crew import CrewTask, CrewWorld, crew
+from mallm.envs.plan_path_task import PlanPathTask
 from mallm.envs.sokoban_task import SokobanTask
+from mallm.envs.sudoku_task import SudokuTask
 
 TASK = CrewTask(crew(4))
 
@@ -83,3 +85,10 @@ def test_results_of_a_crew_are_labelled_with_the_reward_of_its_game():
 def test_a_game_whose_tool_writes_programs_says_at_the_start_which_walls_stand():
     assert SokobanTask().about() == CrewTask().about() == ()
     assert SokobanTask(style='text').about() == (str(sandbox.shared().walls),)
+
+
+@pytest.mark.parametrize('task', [SokobanTask, PlanPathTask, SudokuTask])
+def test_candidates_are_acted_out_beside_each_other_where_the_tool_writes_programs_and_nowhere_else(task):
+    for style, waits in (('compact', False), ('text', True)):
+        world = task(style=style).train(0)
+        assert isinstance(world, Waits) and world.waits is waits
