@@ -43,7 +43,7 @@ def methods(cpu_minutes: float) -> dict[str, Experiment]:
 
 
 def main(
-    cpu_minutes: float = 3.0,
+    cpu_minutes: float = 6.0,
     seeds: tuple[int, ...] = (0, 1, 2),
     only: tuple[str, ...] = (),
     runs: str = 'runs/table',
