@@ -11,7 +11,7 @@ from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, parallel
 from mallm.config import grid, override
 from mallm.envs.crew import CrewTask, crew
 from mallm.experiment import Experiment
-from mallm.sweep import Casting, Sweep
+from mallm.study.sweep import Casting, Sweep
 
 Joint = Mapping[str, Mapping[str, typing.Any]]
 """Settings that change together, by the label they have in a table."""

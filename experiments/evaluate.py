@@ -18,7 +18,7 @@ import tyro
 
 from mallm.cli import keep_memory
 from mallm.io import files, watch
-from mallm.judge import Part, judge
+from mallm.study.judge import Part, judge
 
 
 def main(

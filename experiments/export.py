@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import tyro
 
 from mallm.errors import WeightsError
-from mallm.export import export
 from mallm.io import files, watch
+from mallm.study.export import export
 
 
 def main(

@@ -16,10 +16,10 @@ import tyro
 
 from experiments import paper
 from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, SUITE, budgeted, parallel, tiny
-from mallm.comparison import Cells, Row, remarks, table
 from mallm.config import override
 from mallm.experiment import Experiment
-from mallm.table import gather, run_apart, run_missing, store
+from mallm.study.comparison import Cells, Row, remarks, table
+from mallm.study.table import gather, run_apart, run_missing, store
 from mallm.train import train
 
 REFERENCE = Row('AT-GRPO, shared', 'at_grpo', paper='MAS + AT-GRPO, shared', control=False)

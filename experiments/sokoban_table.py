@@ -11,7 +11,7 @@ from experiments.sokoban_at_grpo import CONFIG
 from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO
 from mallm.config import override
 from mallm.experiment import Experiment
-from mallm.table import fill
+from mallm.study.table import fill
 
 WARM_START_MINUTES = 1.0
 """Processor time that a warm start takes; cloning goes on for the budget of the others on top of it."""

@@ -18,8 +18,8 @@ import tyro
 from experiments.ablations import ABLATIONS
 from experiments.suite import OVERHEAD_MINUTES, budgeted, tiny
 from mallm.config import override
-from mallm.sweep import Sweep, run_all, run_cell, wandb_yaml
-from mallm.table import run_apart
+from mallm.study.sweep import Sweep, run_all, run_cell, wandb_yaml
+from mallm.study.table import run_apart
 from mallm.train import train
 
 

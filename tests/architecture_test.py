@@ -19,7 +19,7 @@ FLOOR_0 = {'types', 'errors', 'rng', 'config', 'hosts', 'guard', 'epitaph', 'kee
 BELOW = {'envs', 'models', 'algo', 'rollout', 'learn', 'io'}
 MEETING_PLACE = {
     'experiment', 'folder', 'policies', 'servers', 'serving', 'run', 'warm', 'train', 'evaluate', 'overlap', 'pipeline',
-    'stored', 'judge', 'export',
+    'stored',
 }  # fmt: skip
 MAY_IMPORT = {
     '__init__': set(),
@@ -33,9 +33,7 @@ MAY_IMPORT = {
     'io': {*FLOOR_0, 'io', 'models'},
     **dict.fromkeys(MEETING_PLACE, FLOOR_0 | BELOW | MEETING_PLACE),
     'cli': FLOOR_0 | BELOW | MEETING_PLACE,
-    'table': FLOOR_0 | BELOW | MEETING_PLACE | {'cli', 'comparison'},
-    'comparison': set(),
-    'sweep': FLOOR_0 | BELOW | MEETING_PLACE | {'table', 'comparison'},
+    'study': FLOOR_0 | BELOW | MEETING_PLACE | {'cli', 'study'},
 }
 """What each part of mallm may import from mallm. A part that is not listed has no floor."""
 

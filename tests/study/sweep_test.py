@@ -10,11 +10,11 @@ from wandb.sdk.launch.sweeps.utils import load_sweep_config
 
 from experiments import ablations, paper, paper_table, suite
 from experiments import sweep as command
-from mallm import sweep as sweeps
 from mallm.config import grid, override
 from mallm.experiment import Experiment
 from mallm.stored import settings_of
-from mallm.sweep import Casting, Sweep, run_all, run_cell, wandb_yaml
+from mallm.study import sweep as sweeps
+from mallm.study.sweep import Casting, Sweep, run_all, run_cell, wandb_yaml
 from tests.run_folders import TINY, saved
 
 BASES = {task: suite.budgeted(task, 10.0) for task in suite.SUITE}

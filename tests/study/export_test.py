@@ -15,9 +15,9 @@ from experiments import export as command
 from mallm.envs.arithmetic import ArithmeticTask
 from mallm.errors import WeightsError
 from mallm.experiment import LoraSettings, ModelSettings
-from mallm.export import export
 from mallm.models import lora
 from mallm.stored import read_learned
+from mallm.study.export import export
 from tests.io.checkpoints import logits
 from tests.pretrained_run_test import SIZES
 from tests.rollout.chat_test import pretrained

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mallm.cli import keep_memory
-from mallm.comparison import Mean
 from mallm.experiment import Experiment
 from mallm.io import files
 from mallm.stored import is_of
+from mallm.study.comparison import Mean
 from mallm.train import train
 
 COLUMNS = ('success', 'success_t1', 'strict', 'strict_t1')

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mallm.comparison import Mean, Row, counted, remarks, table
+from mallm.study.comparison import Mean, Row, counted, remarks, table
 
 OURS = Row('ours', 'ours', paper='ours', control=False)
 WEAK, STRONG, BEFORE = Row('weak', 'weak'), Row('strong', 'strong'), Row('untrained', 'ours', 'success_before')

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.sokoban_table import WARM_START_MINUTES, methods
-from mallm.table import fill, markdown
+from mallm.study.table import fill, markdown
 
 
 def summary(before: float, after: float, **more: float) -> dict[str, float]:

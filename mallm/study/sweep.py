@@ -6,14 +6,14 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mallm.comparison import Cells, Row, remarks, table
 from mallm.experiment import Experiment
 from mallm.folder import new_folder
 from mallm.io import files
 from mallm.io.files import COSTS
-from mallm.judge import Part, judge
 from mallm.stored import settings_of
-from mallm.table import gather, run_apart, store, stored_folder
+from mallm.study.comparison import Cells, Row, remarks, table
+from mallm.study.judge import Part, judge
+from mallm.study.table import gather, run_apart, store, stored_folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ from experiments import evaluate as command
 from mallm import train
 from mallm.envs.base import FINAL
 from mallm.evaluate import examined
-from mallm.judge import Part, company, judge
 from mallm.rollout import tree
 from mallm.stored import read_learned
+from mallm.study.judge import Part, company, judge
 from tests.run_folders import TINY, saved, with_adapters
 
 

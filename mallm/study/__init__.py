@@ -1,0 +1,1 @@
+"""What is done with many runs, or with one that is stored: tables, sweeps, comparisons, judging again, exporting."""
