@@ -130,7 +130,8 @@ class AlgorithmSettings:
     """The method: how advantages are formed and what is optimised.
 
     Attributes:
-      credit: 'agent_turn' (AT-GRPO), 'team' (trajectory-level GRPO) or 'parallel_agent_turn' (grouping without a tree).
+      credit: 'agent_turn' (AT-GRPO), 'team' (trajectory-level GRPO on the whole return), 'team_outcome' (the same on
+        whether the task was solved) or 'parallel_agent_turn' (grouping without a tree).
       normalise: 'std' divides by the group's standard deviation, 'mean' does not, 'loo' compares with the others.
       floor: added to the standard deviation.
       alpha: weight of the team reward.
@@ -147,7 +148,7 @@ class AlgorithmSettings:
       schedule_period: 0 trains every role at every step; n trains one role at a time for n steps each.
     """
 
-    credit: Literal['agent_turn', 'team', 'parallel_agent_turn'] = 'agent_turn'
+    credit: Literal['agent_turn', 'team', 'team_outcome', 'parallel_agent_turn'] = 'agent_turn'
     normalise: Literal['std', 'mean', 'loo'] = 'std'
     floor: float = 0.1
     alpha: float = 1.0
@@ -188,6 +189,7 @@ class AlgorithmSettings:
         credits = {
             'agent_turn': credit.agent_turn(normalise, alpha=self.alpha),
             'team': credit.team(normalise),
+            'team_outcome': credit.team(normalise, credit.outcome),
             'parallel_agent_turn': credit.parallel_agent_turn(normalise, alpha=self.alpha),
         }
         return Algorithm(

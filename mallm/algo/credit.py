@@ -58,8 +58,18 @@ def agent_turn(normalise: Normaliser, *, alpha: float) -> Credit:
     return credit
 
 
-def team(normalise: Normaliser) -> Credit:
-    """Trajectory-level GRPO on the team: siblings of one environment are compared by their whole return.
+def earned(trajectory: Trajectory) -> float:
+    """The whole return, penalties and shaping included."""
+    return trajectory.value
+
+
+def outcome(trajectory: Trajectory) -> float:
+    """1 for a trajectory that solved its task, whatever else it earned."""
+    return float(trajectory.solved)
+
+
+def team(normalise: Normaliser, value: Callable[[Trajectory], float] = earned) -> Credit:
+    """Trajectory-level GRPO on the team: siblings of one environment are compared by what the whole of each is worth.
 
     Every answer of a trajectory gets the trajectory's advantage, whichever role wrote it. Nothing is discounted: no
     turn, and no text of the world between two of them, stands between a reward and the tokens before it.
@@ -68,7 +78,7 @@ def team(normalise: Normaliser) -> Credit:
     def credit(trajectories: Sequence[Trajectory]) -> list[Credited]:
         values: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for trajectory in trajectories:
-            values[trajectory.env].append((trajectory.sibling, trajectory.value))
+            values[trajectory.env].append((trajectory.sibling, value(trajectory)))
         advantage: dict[tuple[int, int], float] = {}
         for env, siblings in values.items():
             compared = compare([value for _, value in siblings], normalise)

@@ -3,8 +3,11 @@
 import dataclasses
 import glob
 import multiprocessing
+import os
 import pathlib
+import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +71,8 @@ def stored_folder(experiment: Experiment) -> pathlib.Path | None:
 def run_apart(experiment: Experiment) -> None:
     """Trains in a process of its own, so that every cell pays for its own compiling and has a memory peak of its own.
 
+    It ends with us, however we end.
+
     Raises:
       RuntimeError: the run did not reach its end.
     """
@@ -82,8 +87,16 @@ def run_apart(experiment: Experiment) -> None:
 
 
 def _run(experiment: Experiment) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()
     train(experiment)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_missing(

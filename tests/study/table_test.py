@@ -1,9 +1,21 @@
 """The table of controls: every method beside its floors, mean and standard error over seeds, whoever wins."""
 
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
 from experiments.sokoban_table import WARM_START_MINUTES, methods
+from mallm.io import files
 from mallm.study.table import fill, markdown
+from tests.run_folders import TINY
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def summary(before: float, after: float, **more: float) -> dict[str, float]:
@@ -38,3 +50,42 @@ def test_an_unknown_method_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(ValueError, match=r"methods \['at_grpoo'\]: not in this table"):
         fill(methods(4.0), seeds=(0,), only=('at_grpoo',), runs=str(tmp_path), out=str(tmp_path / 'out'))
     assert list(tmp_path.iterdir()) == []
+
+
+ENDLESS = """
+from mallm.study.table import run_apart
+from tests.study.table_test import endless
+import sys
+if __name__ == '__main__':
+    run_apart(endless(sys.argv[1]))
+"""
+
+
+def endless(runs: str):
+    return dataclasses.replace(
+        TINY, runs=runs, steps=10**6, evaluation=dataclasses.replace(TINY.evaluation, every=10**5)
+    )
+
+
+def test_a_cell_that_trains_ends_with_the_process_that_asked_for_it_even_if_that_is_killed(tmp_path):
+    (tmp_path / 'parent.py').write_text(ENDLESS)
+    command = [sys.executable, str(tmp_path / 'parent.py'), str(tmp_path / 'runs')]
+    with subprocess.Popen(command, env=os.environ | {'PYTHONPATH': str(ROOT)}, stdout=subprocess.DEVNULL) as parent:
+        metrics = tmp_path / 'runs' / endless('').folder_name / files.METRICS
+        until(lambda: metrics.exists() and '"rollout"' in metrics.read_text(), 240)
+        parent.send_signal(signal.SIGKILL)
+    size = lambda: metrics.stat().st_size  # noqa: E731
+    until(lambda: stands_still(size), 60)
+
+
+def until(holds, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def stands_still(size) -> bool:
+    before = size()
+    time.sleep(2)
+    return size() == before
