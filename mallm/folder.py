@@ -35,9 +35,15 @@ def newest(folder: pathlib.Path) -> int:
 
 
 def commit() -> str:
-    """The commit this code is at, with '+' when files were changed since; 'unknown' outside a repository."""
+    """The commit this code is at, with '+' when it was changed since; 'unknown' outside a repository.
+
+    Results that experiments store in the repository are no change of the code.
+    """
+    name = git('rev-parse', '--short', 'HEAD')
+    changed = git('status', '--porcelain', '--untracked-files=no', '--', ':/*.py')
+    return f'{name}+' if name and changed else name or 'unknown'
+
+
+def git(*arguments: str) -> str:
     here = pathlib.Path(__file__).parent
-    described = subprocess.run(
-        ['git', 'describe', '--always', '--dirty=+'], cwd=here, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or 'unknown'
+    return subprocess.run(['git', *arguments], cwd=here, capture_output=True, text=True, check=False).stdout.strip()

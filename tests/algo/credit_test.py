@@ -152,6 +152,16 @@ def siblings(values, *, env=0, rewards=None) -> list[Trajectory]:
     ]
 
 
+def test_team_can_compare_outcomes_alone_whatever_penalties_the_returns_hold():
+    """Returns -0.2 and 0.9 of a solved pair, 0 and -0.3 of an unsolved one: outcomes 1, 0 and 0, 0."""
+    one, other = siblings([-0.2, 0.9]), siblings([0.0, -0.3], env=1)
+    solved = dataclasses.replace(one[0], solved=True)
+    credited = credit.team(credit.centred, credit.outcome)([solved, one[1], *other])
+    assert {(i.group.key.env, i.group.key.sibling): i.advantages for i in credited} == {
+        (0, 0): (0.5,), (0, 1): (-0.5,), (1, 0): (0.0,), (1, 1): (0.0,)
+    }  # fmt: skip
+
+
 def test_team_gives_every_answer_of_a_trajectory_the_trajectorys_advantage():
     credited = credit.team(credit.centred)([*siblings([3, 1]), *siblings([5, 5], env=1)])
     told = {(i.group.key.env, i.group.key.sibling, i.group.key.turn, i.group.key.role): i.advantages for i in credited}
@@ -179,9 +189,10 @@ def test_parallel_agent_turn_lets_a_longer_trajectory_stand_alone_where_no_sibli
 RULES = [
     credit.agent_turn(credit.centred, alpha=1.0),
     credit.team(credit.centred),
+    credit.team(credit.centred, credit.outcome),
     credit.parallel_agent_turn(credit.centred, alpha=1.0),
 ]
-NAMES = ['agent_turn', 'team', 'parallel_agent_turn']
+NAMES = ['agent_turn', 'team', 'team_outcome', 'parallel_agent_turn']
 
 
 @pytest.mark.parametrize('rule', RULES, ids=NAMES)
