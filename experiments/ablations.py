@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 from experiments import paper
-from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, parallel
+from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, TRAJECTORY_LEVEL, without_tree
 from mallm.config import grid, override
 from mallm.envs.crew import CrewTask, crew
 from mallm.experiment import Experiment
@@ -60,7 +60,7 @@ def agents(task: str, base: Experiment) -> Sweep:
             for name, size in (('three', 3), ('five', 5))
         },
     }
-    method: Joint = {'at_grpo': {}, 'team_grpo': parallel(base, 'team')}
+    method: Joint = {'at_grpo': {}, 'team_grpo': TRAJECTORY_LEVEL}
     return Sweep('Does another agent help?', dict(grid(base, team=team, method=method)), 'two,at_grpo')
 
 
@@ -77,11 +77,11 @@ def normaliser(task: str, base: Experiment) -> Sweep:
 
 
 def sampler(task: str, base: Experiment) -> Sweep:
-    """Tree against parallel sampling, at equal cost; `team` is trajectory-level GRPO."""
+    """Tree against parallel sampling, at equal cost; trajectory-level GRPO has rate and entropy of its own."""
     kinds: Joint = {
         'tree': {},
-        'parallel_agent_turn': parallel(base, 'parallel_agent_turn'),
-        'parallel_team': parallel(base, 'team'),
+        'parallel_agent_turn': without_tree(base),
+        'trajectory_level': TRAJECTORY_LEVEL,
     }
     return Sweep('Does the tree pay, or would parallel trajectories do?', dict(grid(base, sampler=kinds)), 'tree')
 

@@ -8,7 +8,7 @@ Writes experiments/results/sokoban_table.json and .md, the table that README sho
 import tyro
 
 from experiments.sokoban_at_grpo import CONFIG
-from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO
+from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, TRAJECTORY_LEVEL
 from mallm.config import override
 from mallm.experiment import Experiment
 from mallm.study.table import fill
@@ -18,25 +18,16 @@ WARM_START_MINUTES = 1.0
 
 
 def methods(cpu_minutes: float) -> dict[str, Experiment]:
-    """One experiment a row, each with the same processor time for what it does after the warm start.
-
-    Trajectory-level GRPO has settings of its own: with learning rate and entropy bonus of AT-GRPO, six short runs on
-    the watched split all fell below the warm start.
-    """
+    """One experiment a row, each with the same processor time for what it does after the warm start."""
     base = override(
         CONFIG,
         {'cpu_minutes': cpu_minutes, 'evaluation.every': 0, 'evaluation.report_boards': 256, 'wandb': 'disabled'},
     )
-    trajectory = {
-        'sampling.mode': 'parallel', 'algorithm.credit': 'team', 'sampling.envs': 16, 'learning.step_groups': 0,
-        'learning.micro_groups': 128, 'learning.rate': (1e-4, 2e-5), 'algorithm.entropy': 0.005,
-        'algorithm.entropy_range': (0.001, 0.4),
-    }  # fmt: skip
     return {
         'keep_cloning': override(base, {'steps': 0, 'warm_start.cpu_minutes': WARM_START_MINUTES + cpu_minutes}),
         'plan_alone': override(base, PLAN_ALONE),
         'solo': override(base, SOLO),
-        'team_grpo': override(base, trajectory),
+        'team_grpo': override(base, TRAJECTORY_LEVEL),
         'at_grpo': base,
         'at_grpo_per_role': override(base, {'pools': PER_ROLE}),
     }

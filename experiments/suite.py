@@ -24,6 +24,14 @@ PLAN_ALONE: Mapping[str, Any] = {'task.team': ('plan',), 'pools': {'plan': 'shar
 SOLO: Mapping[str, Any] = {'task.team': ('solo',), 'pools': {'solo': 'shared'}}
 """Changes: one agent that holds the tool."""
 
+TRAJECTORY_LEVEL: Mapping[str, Any] = {
+    'sampling.mode': 'parallel', 'sampling.envs': 16, 'algorithm.credit': 'team_outcome', 'algorithm.entropy': 0.003,
+    'algorithm.entropy_target': (-1.0, -1.0), 'learning.rate': (6e-4, 1e-4), 'learning.step_groups': 256,
+    'learning.micro_groups': 64,
+}  # fmt: skip
+"""Changes: trajectory-level GRPO, tuned on Sokoban. It compares who solved the board: comparing whole returns, which
+hold penalties, or with AT-GRPO's entropy bonus, every short run fell below its warm start."""
+
 
 def budgeted(task: str, cpu_minutes: float) -> Experiment:
     """The task's experiment with so many CPU minutes of reinforcement, its curve recorded on the way.
@@ -50,10 +58,10 @@ def budgeted(task: str, cpu_minutes: float) -> Experiment:
     )
 
 
-def parallel(base: Experiment, credit: str) -> dict[str, Any]:
-    """Changes: no tree, and a quarter of the instances, for each of its K trajectories is played to its end."""
+def without_tree(base: Experiment) -> dict[str, Any]:
+    """Changes: agent and turn are compared across K whole trajectories, of a quarter of the instances."""
     envs = max(1, base.sampling.envs // 4)
-    return {'sampling.mode': 'parallel', 'sampling.envs': envs, 'algorithm.credit': credit}
+    return {'sampling.mode': 'parallel', 'sampling.envs': envs, 'algorithm.credit': 'parallel_agent_turn'}
 
 
 def tiny(experiment: Experiment) -> Experiment:
