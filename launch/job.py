@@ -99,6 +99,19 @@ class Job:
         require(
             not (self.servers and workers), 'servers', self.servers, 'rollout workers sample by themselves: 0 servers'
         )
+        policies = 1 if self.adapts else len(self.pools)
+        require(
+            not self.servers or self.servers >= self.learners * policies, 'servers', self.servers,
+            f'each of {self.learners} learners needs {policies} of its own',
+        )  # fmt: skip
+        require(
+            not (self.servers and self.adapts) or self.copies == 1, 'server-gpus', self.server_gpus,
+            f'a server with adapters is one copy: spread it over all {self.gpus} GPUs of its node',
+        )  # fmt: skip
+        require(
+            self.kind != 'k8s' or pathlib.Path('/runs') in (runs := pathlib.Path(self.experiment.runs), *runs.parents),
+            'runs', self.experiment.runs, 'lies in the container, and is lost with it; give --runs /runs after --',
+        )  # fmt: skip
         for name, value in (('time', self.time), ('partition', self.partition)):
             require(bool(re.fullmatch('[-:.,\\w]*', value)), name, value, 'is one word')
         if self.kind == 'local' and self.gpus:
@@ -117,6 +130,11 @@ class Job:
     @property
     def device(self) -> str:
         return 'cuda' if self.gpus else 'cpu'
+
+    @property
+    def copies(self) -> int:
+        """Of the model in a server: as many as its node has room for."""
+        return 1 if self.kind == 'local' or not self.gpus else self.gpus // self.server_gpus
 
     @property
     def learner_gpus(self) -> int:
@@ -146,11 +164,10 @@ class Job:
         return shlex.join(self.serving(server))
 
     def extra(self) -> list[str]:
-        """SGLang's own arguments: a server spreads over its GPUs, and is there as often as its node has room."""
+        """SGLang's own arguments: over how many GPUs a copy is spread, and how many copies there are."""
         if not self.gpus:
             return []
-        copies = 1 if self.kind == 'local' else self.gpus // self.server_gpus
-        return ['--extra', '--tp-size', str(self.server_gpus), '--dp-size', str(copies)]
+        return ['--extra', '--tp-size', str(self.server_gpus), '--dp-size', str(self.copies)]
 
     def extra_words(self) -> str:
         return ''.join(f' {word}' for word in self.extra())
@@ -251,12 +268,12 @@ def main(words: Sequence[str]) -> int:
     """Returns 0, or 2 if what is asked for makes no sense."""
     cut = list(words).index('--') if '--' in words else len(words)
     given, of_experiment = arguments(words[:cut]), words[cut + 1 :]
-    if given.kind == 'join':
-        join(given.files, given.out)
-        return 0
     try:
+        if given.kind == 'join':
+            join(given.files, given.out)
+            return 0
         text = render(job_of(given, of_experiment))
-    except (ValueError, ModuleNotFoundError) as refused:
+    except (ValueError, ModuleNotFoundError, servers.ServerError) as refused:
         print(refused, file=sys.stderr)
         return 2
     if given.out:

@@ -27,8 +27,9 @@ UNITS = {'': 1, 'B': 1, 'KIB': 1 << 10, 'MIB': 1 << 20, 'GIB': 1 << 30, 'TIB': 1
 
 
 def mesh_of(text: str) -> tuple[int, int, int]:
-    sizes = [int(part) for part in re.split('[,x]', text) if part.isdecimal()]
-    if len(sizes) != 3 or min(sizes) < 1:
+    parts = re.split('[,x]', text)
+    sizes = [int(part) for part in parts if re.fullmatch('[0-9]{1,9}', part)]
+    if len(parts) != 3 or len(sizes) != 3 or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f'{text!r}: a mesh is three sizes, data,fsdp,tensor, e.g. 2,4,1')
     return sizes[0], sizes[1], sizes[2]
 

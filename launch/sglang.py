@@ -35,11 +35,14 @@ CPU = pathlib.Path(__file__).parent / 'cpu'
 
 
 def install(device: str) -> pathlib.Path:
-    """Makes the environment that servers run in, unless it is there; the folder appears when it is whole."""
+    """Makes the environment that servers run in, unless it is there; half of one, of an installation that was killed,
+    goes first."""
     home = servers.home(device)
-    if home.exists():
+    if home.exists() and not servers.is_half(home):
         return home
-    home.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    (home / servers.HALF).touch()
     venv.create(home, with_pip=True)
     pip = [str(home / 'bin' / 'python'), '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check']
     wanted = ['--no-deps', '--no-compile', '-r', str(CPU / 'requirements.txt')]
@@ -51,6 +54,7 @@ def install(device: str) -> pathlib.Path:
         complete_torch(home, pip)
         [packages] = home.glob('lib/python*/site-packages')
         shutil.copytree(CPU / 'shim', packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns('__pycache__'))
+    (home / servers.HALF).unlink()
     return home
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -32,13 +33,14 @@ class Arguments:
 
 def smoke(experiment: Experiment) -> Experiment:
     """The same experiment, very small."""
-    step_groups = 8 if experiment.learning.step_groups else 0
+    micro_groups = max(8, math.prod(experiment.model.mesh[:2]))  # at least one for each device
+    step_groups = micro_groups if experiment.learning.step_groups else 0
     return dataclasses.replace(
         experiment,
         name=f'{experiment.name}_smoke',
         steps=2,
         sampling=dataclasses.replace(experiment.sampling, envs=8, k=4, turns=2),
-        learning=dataclasses.replace(experiment.learning, step_groups=step_groups, micro_groups=8),
+        learning=dataclasses.replace(experiment.learning, step_groups=step_groups, micro_groups=micro_groups),
         model=dataclasses.replace(experiment.model, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=64),
         warm_start=dataclasses.replace(experiment.warm_start, steps=min(2, experiment.warm_start.steps), rows=16),
         evaluation=dataclasses.replace(experiment.evaluation, every=1, boards=8, report_boards=16, replays=2),

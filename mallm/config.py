@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import itertools
+import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,6 +15,17 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
     """Raises ValueError with the value, the rule and so the remedy."""
     if not holds:
         raise ValueError(f'{name}={value!r}: {rule}')
+
+
+def infinite(config: Any, prefix: str = '') -> list[str]:
+    """Dotted names of the numbers in a config that are not finite, which no JSON could hold."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = {field.name: vars(config)[field.name] for field in dataclasses.fields(config)}
+    if isinstance(config, list | tuple):
+        config = dict(enumerate(config))
+    if isinstance(config, Mapping):
+        return [name for key, value in config.items() for name in infinite(value, f'{prefix}.{key}')]
+    return [prefix.lstrip('.')] if isinstance(config, float) and not math.isfinite(config) else []
 
 
 def override(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -5,6 +5,7 @@ without the word 'finished', the parent is dead: after a moment in which the oth
 signs of life, it writes on the standard error that they share where the parent was, and who gives no more signs.
 """
 
+import contextlib
 import json
 import pathlib
 import sys
@@ -16,7 +17,11 @@ MOMENT_S = 3.0
 
 def signs(folder: pathlib.Path, host: int) -> dict[int, dict]:
     """The newest sign of life of every process of this start of the run, by its index; older starts left theirs too."""
-    found = {sign['host']: sign for sign in (json.loads(path.read_text()) for path in sorted(folder.glob('*.json')))}
+    found: dict[int, dict] = {}
+    for path in sorted(folder.glob('*.json')):
+        with contextlib.suppress(OSError, ValueError):  # replaced while it was read
+            sign = json.loads(path.read_text())
+            found[sign['host']] = sign
     return {i: sign for i, sign in found.items() if host in found and sign['attempt'] == found[host]['attempt']}
 
 

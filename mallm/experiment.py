@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import math
 from typing import Literal
 
 from mallm.algo import Algorithm, credit, losses, schedule
-from mallm.config import require
+from mallm.config import infinite, require
 from mallm.envs.base import Task
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.learn import pack
@@ -253,6 +254,7 @@ class WarmStartSettings:
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, 'warm_start.steps', self.steps, 'must be 0 (none) or positive')
+        require(self.cpu_minutes >= 0, 'warm_start.cpu_minutes', self.cpu_minutes, 'must be 0 (none) or positive')
         require(self.rows >= 1, 'warm_start.rows', self.rows, 'a step needs at least one demonstration')
 
 
@@ -328,7 +330,9 @@ class Experiment:
     worker: WorkerSettings = WorkerSettings()
 
     def __post_init__(self) -> None:
+        require(not (names := infinite(self)), ', '.join(names), math.inf, 'is not finite; use a very large number')
         require(self.steps >= 0, 'steps', self.steps, 'a run has 0 or more steps')
+        require(self.cpu_minutes >= 0, 'cpu_minutes', self.cpu_minutes, 'must be 0 (no limit) or positive')
         require(
             not self.endpoints or self.engine == 'sglang', 'endpoints', self.endpoints,
             "names SGLang servers: set engine='sglang' to sample there",

@@ -120,7 +120,8 @@ class Guard:
 
     def _run(self) -> None:
         while not self._done.wait(self._period):
-            self._write('')
+            with contextlib.suppress(OSError):  # one beat is missed; a file system that is gone ends in silence
+                self._write('')
             self._read()
             fault = self._fault()
             if fault and not self._done.is_set():
@@ -137,7 +138,7 @@ class Guard:
 
     def _read(self) -> None:
         for host in range(self._count):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError, ValueError):  # not there yet, or replaced while it was read
                 sign = Sign(**json.loads((self._folder / f'{host}.json').read_text()))
                 before = self._heard[host]
                 if sign.attempt != before.attempt or sign.beat == before.beat:

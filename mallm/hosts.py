@@ -6,8 +6,9 @@ With one process nothing here does anything.
 """
 
 import dataclasses
+import functools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -114,12 +115,16 @@ def spread(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(place, tree, shardings)
 
 
+@functools.cache
+def gatherer(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
+    """Puts whole copies of arrays on every device of a mesh; one for each mesh, so that it is compiled once."""
+    return jax.jit(lambda leaves: leaves, out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+
 def local(tree: Any) -> Any:
     """Global arrays as whole arrays on this process's first device; with one process the tree as it is."""
     leaves, form = jax.tree.flatten(tree)
     if jax.process_count() == 1 or not leaves:
         return tree
-    mesh = leaves[0].sharding.mesh
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    copied = jax.jit(lambda leaves: leaves, out_shardings=whole)(leaves)
+    copied = gatherer(leaves[0].sharding.mesh)(leaves)
     return jax.tree.unflatten(form, [leaf.addressable_data(0) for leaf in copied])

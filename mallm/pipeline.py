@@ -68,6 +68,7 @@ class InTurn:
         self._run, self._play = run, play
 
     def take(self, step: int) -> Rollout:
+        self._run.engine.metrics()  # what evaluations counted
         return rollout(self._run, self._play, step, tree.NOBODY)
 
     def load(self, version: int) -> float:
@@ -175,6 +176,7 @@ class AsTheyEnd:
         self._siblings = run.experiment.sampling.k if run.experiment.sampling.mode == 'parallel' else 1
         self._waited = 0.0
         self._thread = futures.ThreadPoolExecutor(1, 'sampler')
+        run.engine.metrics()  # what evaluations counted
         self._rollout = self._thread.submit(rollout, run, play, step, self._brake)
         self._rollout.add_done_callback(lambda _: self._ended.put(None))
 

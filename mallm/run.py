@@ -72,11 +72,12 @@ def build(
         module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
         entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
     )  # fmt: skip
+    engine = make_engine(experiment, p, folder)
     run = Run(
         experiment,
         algorithm,
         p.tokenizer,
-        make_engine(experiment, p, folder),
+        engine,
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),
@@ -86,7 +87,12 @@ def build(
         Checkpoints(folder),
         folder,
     )
-    load(run, 0, base=True)
+    try:
+        load(run, 0, base=True)
+    except BaseException:
+        run.sink.close(failed=True)
+        run.close()
+        raise
     return run
 
 

@@ -4,6 +4,7 @@ SGLang has an environment of its own, because it pins another torch (and CUDA) t
 with it is HTTP and a folder of weights. `python -m launch.sglang install` makes that environment.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -26,6 +27,8 @@ HOME = 'MALLM_SGLANG_VENV'
 """Environment variable: another place for SGLang's own virtual environment."""
 KEY_FILE = 'MALLM_SGLANG_KEY_FILE'
 LOOPBACK = '127.0.0.1'
+HALF = 'mallm-is-installing'
+"""A file in an environment that is not whole yet."""
 
 
 class ServerError(RuntimeError):
@@ -93,6 +96,11 @@ def home(device: str) -> pathlib.Path:
     return pathlib.Path(os.environ.get(HOME) or caches / 'mallm' / f'sglang-{VERSION}-{device}')
 
 
+def is_half(home: pathlib.Path) -> bool:
+    """Whether an installation into it goes on, or was cut off."""
+    return (home / HALF).exists()
+
+
 def interpreter(device: str) -> str:
     """That environment's Python.
 
@@ -100,10 +108,10 @@ def interpreter(device: str) -> str:
       ServerError: there is none.
     """
     python = home(device) / 'bin' / 'python'
-    if not python.exists():
+    if not python.exists() or is_half(home(device)):
         raise ServerError(
-            f'{python} is not there: SGLang has an environment of its own; run `python -m launch.sglang install '
-            f'--device {device}`, or set {HOME} to one that has sglang {VERSION}'
+            f'{python} is not there, or not whole: SGLang has an environment of its own; run `python -m launch.sglang '
+            f'install --device {device}`, or set {HOME} to one that has sglang {VERSION}'
         )
     return str(python)
 
@@ -184,7 +192,8 @@ def stop(pid: int, seconds: float = 20.0) -> bool:
     """Ends the keeper of a server, and so the server; False where it was gone before."""
     if not alive(pid):
         return False
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < until:
         time.sleep(0.1)
@@ -196,7 +205,7 @@ def alive(pid: int) -> bool:
     try:
         command = pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
         return b'keeper.py\0keep\0' in command and b') Z ' not in pathlib.Path(f'/proc/{pid}/stat').read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -6,15 +6,17 @@ Where rollout workers play, each has an engine of its own, which follows the one
 import contextlib
 import dataclasses
 import functools
+import glob
 import math
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -77,18 +79,11 @@ def engines(experiment: Experiment) -> Iterator[MakeEngine]:
 def served(
     experiment: Experiment, policies: Policies, folder: pathlib.Path, stack: contextlib.ExitStack
 ) -> SGLangEngine | Workers:
-    """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool.
-
-    New weights are put into memory; where a server is on another machine, into the run folder, which it must see too.
-    """
+    """A client of the given endpoints, or of one server for the base of all adapters, or one for each pool."""
     arch, lora = policies.module.arch, policies.module.lora
     given = share(servers.urls(experiment.endpoints, sorted(policies.pools))) if experiment.endpoints else {}
-    if all(map(is_here, (url for urls in given.values() for url in urls))):
-        root = stack.enter_context(memory_folder())
-    else:
-        root = folder.resolve() / 'weights' / str(jax.process_index())
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
-    publish = Publisher(root, policies.module)
+    within = seen_by([url for urls in given.values() for url in urls], folder)
+    publish = Publisher(stack.enter_context(weights_folder(within)), policies.module)
     endpoints = given or started(experiment, policies, folder, publish, stack)
     limits, count = experiment.serving, experiment.rollout_workers
     parts = policies.tokenizer, arch.vocab, endpoints
@@ -172,6 +167,8 @@ def ended(one: servers.Started, process: subprocess.Popen) -> None:
     servers.stop(one.pid)
     if process.stdin:
         process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5.0)
 
 
 def shape_of(arch: Architecture) -> dict[str, Any]:
@@ -182,19 +179,39 @@ def shape_of(arch: Architecture) -> dict[str, Any]:
     return {name: said[name] for name in ('model_type', *sizes)}
 
 
+def seen_by(urls: Iterable[str], folder: pathlib.Path) -> pathlib.Path:
+    """Where weights are put: into memory; where a server is on another machine, into $MALLM_WEIGHTS_FOLDER or else the
+    run's folder, which it must see too."""
+    if not all(map(is_here, urls)):
+        return pathlib.Path(os.environ.get(WEIGHTS_FOLDER) or folder).resolve()
+    return MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else pathlib.Path(tempfile.gettempdir())
+
+
 @contextlib.contextmanager
-def memory_folder() -> Iterator[pathlib.Path]:
-    """A folder in $MALLM_WEIGHTS_FOLDER, else in memory where the machine has that for files, else among the temporary
-    ones; gone at the end."""
-    within = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(
-        prefix='mallm-', dir=os.environ.get(WEIGHTS_FOLDER) or within, ignore_cleanup_errors=True
-    ) as name:
+def weights_folder(within: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder of this process, gone at the end. Those of processes that were killed here, and so could not, go now."""
+    own = f'mallm-{socket.gethostname()}-'
+    within.mkdir(parents=True, exist_ok=True)
+    for left in within.glob(f'{glob.escape(own)}*-*'):
+        pid = left.name.removeprefix(own).partition('-')[0]
+        if pid.isdecimal() and not runs_here(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f'{own}{os.getpid()}-', dir=within, ignore_cleanup_errors=True) as name:
         yield pathlib.Path(name)
 
 
+def runs_here(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
 class Publisher:
-    """Writes weights where a server on this machine reads them. Of each policy the newest version is kept."""
+    """Writes weights where servers read them. Of each policy the newest version is kept."""
 
     def __init__(self, root: pathlib.Path, module: Transformer) -> None:
         self._root, self._module, self._lora = root, module, module.lora

@@ -125,7 +125,8 @@ class Trajectory:
       sibling: which of the parallel trajectories of that instance (0 in the tree).
       turns: the turns played, the last one included.
       solved: the task itself was solved; never merely 'over' or 'out of turns'.
-      value: return of the whole episode for the team, used by trajectory-level GRPO.
+      value: what the last role of each turn earned, in all, used by trajectory-level GRPO. That role moves the world;
+        what others earn, for drafts on copies of it, would count the same progress twice.
       frames: text renderings of the world before the first turn and after each turn.
       fault: None, or why the episode must not be trained on.
       truncated: a prompt grew longer than `max_prompt`, which ended the episode: it counts as not solved, and the

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
 from mallm import cli
+from mallm.cli import smoke
 from mallm.config import describe, grid, override, same
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import (
@@ -251,3 +253,23 @@ def test_each_pool_may_have_a_learning_rate_of_its_own_and_a_frozen_one_has_no_l
     assert half.learners == ('tool', 'plan')
     frozen = dataclasses.replace(half, learning=LearningSettings(pool_rates={'a': (0.0, 0.0)}))
     assert frozen.learners == ('plan',)
+
+
+@pytest.mark.parametrize(
+    'changes, said',
+    [
+        ({'algorithm.clip_high': math.inf, 'sampling.temperature': math.inf}, 'sampling.temperature, algorithm.clip'),
+        ({'learning.rate': (math.inf, 1e-3)}, r'learning.rate.0=inf'),
+        ({'cpu_minutes': -1.0}, 'cpu_minutes=-1.0'),
+        ({'warm_start.cpu_minutes': -1.0}, 'warm_start.cpu_minutes=-1.0'),
+    ],
+)
+def test_budgets_are_not_negative_and_numbers_are_finite_or_config_json_could_not_hold_them(changes, said):
+    with pytest.raises(ValueError, match=said):
+        override(Experiment(), changes)
+
+
+def test_a_smoke_run_fits_the_mesh_it_is_given():
+    experiment = override(Experiment(), {'model.mesh': (1, 16, 1), 'learning.micro_groups': 32})
+    tiny = smoke(experiment)
+    assert tiny.model.mesh == (1, 16, 1) and tiny.learning.micro_groups == 16 == tiny.learning.step_groups

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import pickle
+import subprocess
 from types import SimpleNamespace
 
 import jax
@@ -99,3 +101,20 @@ def test_settings_that_contradict_each_other_are_refused():
         Limits(tries=0)
     with contextlib.ExitStack() as stack:
         assert stack.enter_context(serving.engines(Experiment())) is serving.embedded
+
+
+def test_weights_of_processes_that_were_killed_are_removed_and_those_of_living_ones_stay(tmp_path):
+    with serving.weights_folder(tmp_path) as mine:
+        killed = mine.with_name(mine.name.replace(f'-{os.getpid()}-', f'-{ended_pid()}-'))
+        elsewhere = tmp_path / f'mallm-another-host-{ended_pid()}-x'
+        for folder in (killed, elsewhere):
+            folder.mkdir()
+        with serving.weights_folder(tmp_path) as other:
+            assert sorted(tmp_path.iterdir()) == sorted([mine, other, elsewhere])
+    assert list(tmp_path.iterdir()) == [elsewhere]
+
+
+def ended_pid() -> int:
+    with subprocess.Popen(['true']) as process:
+        pass
+    return process.pid

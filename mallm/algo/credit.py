@@ -59,7 +59,7 @@ def agent_turn(normalise: Normaliser, *, alpha: float) -> Credit:
 
 
 def earned(trajectory: Trajectory) -> float:
-    """The whole return, penalties and shaping included."""
+    """The return of what moved the world, penalties and shaping included."""
     return trajectory.value
 
 

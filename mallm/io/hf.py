@@ -303,4 +303,5 @@ def whole_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None], *,
             part.replace(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    multihost_utils.sync_global_devices(f'wrote {folder.name}')
+    if not everywhere:  # each process has a folder of its own, and perhaps another name for it
+        multihost_utils.sync_global_devices('wrote a folder')

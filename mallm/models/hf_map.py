@@ -101,7 +101,7 @@ def stored(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
 
 
 class Family(NamedTuple):
-    """What a model_type implies beyond its config.json. `window`: its sliding window where the file is silent."""
+    """What a model_type implies beyond its config.json. `windowed`: has a sliding window where the file is silent."""
 
     model: str
     qk_norm: bool = False

@@ -116,7 +116,7 @@ class HuggingFaceTokenizer:
                 f'{tokenizer.name_or_path!r} has no chat template: use an instruct model, or set `chat_template`'
             )
         self._tokenizer: Any = tokenizer
-        self._thinking = thinking
+        self.thinking = thinking
         self._size = max(tokenizer.get_vocab().values()) + 1
         control = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         longest_first = sorted(control, key=len, reverse=True)
@@ -187,7 +187,7 @@ class HuggingFaceTokenizer:
         text = self._tokenizer.decode(
             [i for i in ids if i not in self._ends], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return self._after_thought(text) if self._thinking else text
+        return self._after_thought(text) if self.thinking else text
 
     def _render(self, messages: Sequence[Message], answers: bool = True) -> str:
         """The template's text, up to where an answer begins if one is awaited."""
@@ -198,7 +198,7 @@ class HuggingFaceTokenizer:
             [{'role': message.author, 'content': message.content} for message in messages],
             tokenize=False,
             add_generation_prompt=answers,
-            enable_thinking=self._thinking,
+            enable_thinking=self.thinking,
             date_string=self.DATE,
         )
 
@@ -231,9 +231,9 @@ class HuggingFaceTokenizer:
         bos = self._tokenizer.bos_token_id
         if ids[:2] == (bos, bos):
             raise ValueError(f'{name!r}: its chat template writes BOS (id {bos}) twice at the start; mend it to one')
-        if self._opens_thought and not self._thinking:
+        if self._opens_thought and not self.thinking:
             raise ValueError(f'{name!r}: its chat template always opens a thought; set thinking=True')
-        if self._thinking and not self._opens_thought and not self._knows_thinking():
+        if self.thinking and not self._opens_thought and not self._knows_thinking():
             raise ValueError(f'{name!r}: its chat template knows no `enable_thinking`; leave thinking=False')
 
     def _knows_thinking(self) -> bool:

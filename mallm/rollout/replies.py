@@ -66,12 +66,13 @@ PASSING = (UnreachableError, OverdueError, BusyError, MalformedError, StaleError
 
 
 def request(
-    prompt: Prompt, k: int, params: SamplingParams, *, ends: Sequence[int], adapter: str | None, reads_text: bool
+    prompt: Prompt, k: int, params: SamplingParams, *, ends: Sequence[int], adapter: str | None, stops: bool
 ) -> dict[str, Any]:
     """The body of one /generate: all K candidates, so that they share the prompt's place in the server's cache.
 
-    Candidates of one temperature are one prompt with n = K, else a batch of the same ids. Stop strings are sent to a
-    server that `reads_text`, which then stops early; one without a tokenizer goes on, and the client cuts.
+    Candidates of one temperature are one prompt with n = K, else a batch of the same ids. Where the server `stops` at
+    stop strings it ends early. One without a tokenizer goes on, and so must one whose policy thinks, because a stop
+    string in a thought ends nothing; the client cuts.
     """
     temperatures = params.temperatures(k)
     common: dict[str, Any] = {
@@ -79,7 +80,7 @@ def request(
         'top_p': params.top_p,
         'top_k': params.top_k or -1,
         'stop_token_ids': list(ends),
-        **({'stop': list(params.stop)} if params.stop and reads_text else {}),
+        **({'stop': list(params.stop)} if params.stop and stops else {}),
     }
     body: dict[str, Any] = {'return_logprob': True, **({} if adapter is None else {'lora_path': adapter})}
     if len(set(temperatures)) == 1:

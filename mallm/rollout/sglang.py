@@ -83,7 +83,8 @@ class SGLangEngine:
         """`shape` is what the servers' config.json must say of their model, where it can be seen; `key` is their API
         key, or empty."""
         require_vocabulary(tokenizer, vocab)
-        shared = [server for server in Fleet(endpoints, limits).servers if len(server.policies) > 1]
+        self._fleet = Fleet(endpoints, limits)
+        shared = [server for server in self._fleet.servers if len(server.policies) > 1]
         if shared and not adapters:
             raise ValueError(
                 f'{shared[0].url} is to serve {shared[0].policies}: full weights of one policy at a time fit in a '
@@ -91,7 +92,7 @@ class SGLangEngine:
             )
         self._tokenizer, self._vocab, self._publish = tokenizer, vocab, publish
         self._adapters, self._shape, self._limits = adapters, shape, limits
-        self._fleet = Fleet(endpoints, limits)
+        self._thinks = getattr(tokenizer, 'thinking', False)
         self._headers = {'Authorization': f'Bearer {key}'} if key else {}
         self._run = secrets.token_hex(4)
         self._wanted: dict[str, Loaded] = {}
@@ -147,10 +148,7 @@ class SGLangEngine:
         self._load(policy, weights, version)
 
     def told(self) -> Mapping[str, Loaded]:
-        """What the servers should hold, for clients in other processes that follow this one.
-
-        Since those ask the servers and this one does not, it has to look after them by itself from now on.
-        """
+        """What servers should hold, for clients elsewhere that follow this one, which looks after them from now on."""
         self._wait(self._looked_after())
         return dict(self._wanted)
 
@@ -227,18 +225,26 @@ class SGLangEngine:
             told = await self._call(server, 'GET', '/model_info', self._limits.connect_s)
             if told.get('weight_version') != wanted.name:
                 raise replies.StaleError(f'{server.url} still has {told.get("weight_version")!r}, not {wanted.name!r}')
+            await self._prove(server, wanted, is_adapter=False)
+            server.holds[policy] = wanted.name
         else:
+            await self._bring_adapter(server, policy, wanted)
+
+    async def _bring_adapter(self, server: Server, policy: str, wanted: Loaded) -> None:
+        """The server is asked what it has: a reply that got lost says nothing, and a name can be loaded only once."""
+        present = replies.names(await self._call(server, 'GET', '/v1/models', self._limits.connect_s))
+        if wanted.name not in present:
             body = {'lora_name': wanted.name, 'lora_path': wanted.published.folder}
             told = await self._call(server, 'POST', '/load_lora_adapter', self._limits.sync_s, body)
             if wanted.name not in (told.get('loaded_adapters') or {}):
                 raise replies.StaleError(f'{server.url} has not loaded {wanted.name!r}: {told.get("error_message")}')
-        is_adapter = policy != BASE and self._adapters
-        await self._prove(server, wanted, is_adapter)
-        old, server.holds[policy] = server.holds.get(policy), wanted.name
-        if is_adapter and old:  # from here on no request names it; the server waits for those that did
-            await self._call(server, 'POST', '/unload_lora_adapter', self._limits.sync_s, {'lora_name': old})
+        await self._prove(server, wanted, is_adapter=True)
+        server.holds[policy] = wanted.name
+        for old in present:  # from here on no request names it; the server waits for those that did
+            if old.startswith(f'{policy}-{self._run}-') and old != wanted.name:
+                await self._call(server, 'POST', '/unload_lora_adapter', self._limits.sync_s, {'lora_name': old})
 
-    async def _prove(self, server: Server, wanted: Loaded, is_adapter: bool) -> None:
+    async def _prove(self, server: Server, wanted: Loaded, *, is_adapter: bool) -> None:
         """Raises MisfitError where a server's log-probabilities are not the learner's."""
         ids, logps = wanted.published.ids, wanted.published.logps
         if not ids:
@@ -343,7 +349,7 @@ class SGLangEngine:
         held = server.holds[policy]
         oldest, adapter = self._versions[held][1], held if self._adapters else None
         body = replies.request(
-            prompt, k, params, ends=self._tokenizer.ends, adapter=adapter, reads_text=server.reads_text
+            prompt, k, params, ends=self._tokenizer.ends, adapter=adapter, stops=server.reads_text and not self._thinks
         )
         self._begin(server)
         try:

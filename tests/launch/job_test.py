@@ -22,7 +22,7 @@ SCRIPTS = {
     'local, a server for each role': (['local', '--servers', '2', '--model', 'M'], ROLES, []),
     'slurm, one learner': (['slurm', '--partition', 'gpu'], [], []),
     'slurm, servers': (
-        ['slurm', '--learners', '2', '--servers', '2', '--gpus', '8', '--server-gpus', '4', '--model', 'M',
+        ['slurm', '--learners', '2', '--servers', '2', '--gpus', '8', '--server-gpus', '8', '--model', 'M',
          '--key-file', 'my key'], [*LORA, *ROLES], ['--resume', 'it-seed0'],
     ),
     'slurm, rollout workers': (
@@ -102,7 +102,7 @@ def test_each_of_several_learners_gets_the_coordinator_and_its_own_index(tmp_pat
     assert '--nodelist=node1,node2' in learner and 'exec "$@" --hosts.index "$SLURM_PROCID"' in learner
     starts = [command for command in commands if 'start' in command and 'launch.sglang' in command]
     assert sorted(command[command.index('--host') + 1] for command in starts) == ['node3', 'node4']
-    assert all(shlex.join(command).endswith('--extra --tp-size 4 --dp-size 2') for command in starts)
+    assert all(shlex.join(command).endswith('--extra --tp-size 8 --dp-size 1') for command in starts)
     assert all('--adapters 4 --rank 8' in shlex.join(command) for command in starts)
 
 
@@ -149,7 +149,7 @@ def test_a_manifest_holds_what_pods_need_to_find_each_other_and_the_key_by_refer
     monkeypatch.setenv('MALLM_SGLANG_KEY', 'geheim')
     words = ['k8s', '--image', 'registry/mallm:1', '--learners', '2', '--servers', '2', '--model', 'M', '--gpus', '8',
              '--server-gpus', '8', '--secret', 'sglang', '--name', 'team']  # fmt: skip
-    settings = [*LORA, *ROLES, '--runs', 'a: "$(HOME)"']
+    settings = [*LORA, *ROLES, '--runs', '/runs/a: "$(HOME)"']
     text = rendered(words, settings, tmp_path).read_text()
     assert 'geheim' not in text
     parts = {(part['kind'], part['metadata']['name']): part for part in yaml.safe_load_all(text)}
@@ -199,6 +199,11 @@ def test_a_manifest_without_servers_is_a_job_and_its_service(tmp_path):
         (['local', '--servers', '1', '--model', 'M', '--', *ROLES], r"pools \['a', 'b'\]"),
         (['local', '--servers', '2', '--gpus', '2', '--model', 'M'], 'leave none for the learner'),
         (['slurm', '--servers', '1', '--gpus', '8', '--server-gpus', '3', '--model', 'M'], 'must divide'),
+        (['slurm', '--servers', '1', '--gpus', '8', '--model', 'M', '--', *LORA], 'is one copy'),
+        (['slurm', '--servers', '1', '--learners', '2', '--model', 'M', '--', *LORA], 'each of 2 learners needs 1'),
+        (['slurm', '--servers', '3', '--learners', '2', '--model', 'M', '--', *ROLES], 'each of 2 learners needs 2'),
+        (['k8s', '--image', 'i'], 'give --runs /runs'),
+        (['join', 'no such file', '--out', 'x'], 'is no endpoints file'),
         (['slurm', '--learners', '0'], 'must be positive'),
         (['slurm', '--time', '1 day'], 'is one word'),
         (['slurm', '--players', '1'], 'with --rollout-workers'),
@@ -225,9 +230,10 @@ def test_a_setting_that_the_experiment_would_refuse_is_refused_by_its_own_comman
 def test_weights_pass_through_the_folder_that_a_script_names_for_servers_elsewhere(tmp_path, monkeypatch):
     assert f'export {serving.WEIGHTS_FOLDER}="$PWD"' in rendered(*SCRIPTS['slurm, servers'][:2], tmp_path).read_text()
     monkeypatch.setenv(serving.WEIGHTS_FOLDER, str(tmp_path))
-    with serving.memory_folder() as folder:
-        assert folder.parent == tmp_path and folder.is_dir()
-    assert not folder.exists()
+    assert serving.seen_by(['http://127.0.0.1:1', 'http://node3:1'], tmp_path / 'run') == tmp_path
+    assert serving.seen_by(['http://127.0.0.1:1', 'http://localhost:1'], tmp_path / 'run') != tmp_path
+    monkeypatch.delenv(serving.WEIGHTS_FOLDER)
+    assert serving.seen_by(['http://node3:1'], tmp_path / 'run') == tmp_path / 'run'
 
 
 def test_endpoints_files_are_joined_policy_by_policy(tmp_path):

@@ -149,3 +149,22 @@ def test_ctrl_c_at_the_terminal_does_not_reach_a_kept_server_but_sigterm_to_its_
     process.send_signal(signal.SIGTERM)
     process.wait(60)
     until(lambda: is_gone(its))
+
+
+def test_half_an_environment_is_no_environment_and_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv(servers.HOME, str(tmp_path / 'venv'))
+    half = tmp_path / 'venv' / 'bin'
+    half.mkdir(parents=True)
+    (half / 'python').touch()
+    (tmp_path / 'venv' / servers.HALF).touch()
+    with pytest.raises(servers.ServerError, match='not there, or not whole'):
+        servers.interpreter('cpu')
+
+    def killed(home: pathlib.Path, with_pip: bool) -> None:
+        assert not (home / 'bin').exists() and servers.is_half(home)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sglang.venv, 'create', killed)
+    with pytest.raises(KeyboardInterrupt):
+        sglang.install('cpu')
+    assert servers.is_half(tmp_path / 'venv')

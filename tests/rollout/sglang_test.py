@@ -37,13 +37,13 @@ from mallm.models import lora
 from mallm.models.config import Architecture
 from mallm.models.lora import Lora
 from mallm.models.transformer import Transformer
-from mallm.rollout import replies, tree, workers
+from mallm.rollout import replies, sglang, tree, workers
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.rollout.fleet import Fleet, Limits
 from mallm.rollout.sglang import SGLangEngine
 from mallm.rollout.workers import Crew, Seeded, Workers, WorkerSettings
-from mallm.serving import Publisher, follower, memory_folder, shape_of
+from mallm.serving import Publisher, follower, seen_by, shape_of, weights_folder
 from mallm.train import TooManyFaultsError, train
 from mallm.types import Answer, Prompt
 from tests.rollout.broken_proxy import Proxy
@@ -122,7 +122,7 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Installs SGLang where it is missing. If that fails: `python -m launch.sglang install` says why."""
     install('cpu')
-    with memory_folder() as folder:
+    with weights_folder(seen_by([], tmp_path_factory.getbasetemp())) as folder:
         first = Publisher(folder / 'first', WHOLE)('shared', weights(0), 0).folder
         made = Bench(Publisher(folder / 'later', MODULE), first, tmp_path_factory.mktemp('servers'))
         yield made
@@ -245,7 +245,8 @@ def test_new_weights_are_what_is_sampled_at_once_even_where_the_prompt_was_cache
 
 
 def test_each_role_is_answered_by_its_own_adapter_at_the_learners_scale(bench, url):
-    """A19: rank 4, alpha 8, rsLoRA: scale 4, though SGLang knows no rsLoRA. Mixed in one batch, then one is renewed."""
+    """A19: rank 4, alpha 8, rsLoRA: scale 4, though SGLang knows no rsLoRA. Mixed in one batch, then one is renewed,
+    then the server is thought dead for a moment, and still has what it had, and only that."""
     with client(bench, url, policies=('plan', 'tool')) as engine:
         base = weights(3)
         engine.load_base(base)
@@ -267,6 +268,12 @@ def test_each_role_is_answered_by_its_own_adapter_at_the_learners_scale(bench, u
             (learners('plan'), 0),
             (learners('tool'), 1),
         ]
+        engine._loop.call_soon_threadsafe(engine._lost, engine._fleet.servers[0], ConnectionError('for a moment'))
+        assert [answer.ids for (answer,) in asyncio.run(mixed())[:2]] == [learners('plan'), learners('tool')]
+        loaded = json.loads(sglang.ask(url, '/v1/models', seconds=10))['data']
+        assert sorted(of for of in (model['id'] for model in loaded) if engine._run in of) == sorted(
+            engine._wanted[policy].name for policy in ('plan', 'tool')
+        )
         (drawn,) = one(engine, 'plan', params=SamplingParams(8, 1.3))
         mine = logps(lora.variables(held['plan'], base), PROMPT, drawn.ids, 1.3)
         assert np.exp(mine - drawn.logps) == pytest.approx(np.ones(len(mine)), abs=0.01)
