@@ -112,9 +112,15 @@ def shown(value: fractions.Fraction | None) -> str:
 
 
 SYSTEM = {
-    'tool': 'Write the calculation for a calculator. Example: 3 * (4 + 5)',
+    'tool': 'Write only the calculation, for a calculator.',
     'plan': 'Answer with one number only.',
 }
+EXAMPLES = (
+    ('A farm has 75 hens and buys 68. How many hens has it then?', '75 + 68'),
+    ('Sam fills 3 pages with 81 stamps on each and sells 64. How many stamps are left?', '3 * 81 - 64'),
+)
+"""Stories told before every other, with their calculations: they show a role the form of its answer. No split has
+such numbers (at the default `largest`), or such words."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,10 +152,17 @@ class ArithmeticTeam:
         return self.answered is not None and self.answered == self.target
 
     def observe(self, role: str) -> tuple[Message, ...]:
-        told = self.story
-        if role == 'plan' and self.written is not None:
-            told += f'\nCalculator: {self.written[:LONGEST]} = {shown(calculate(self.written))}'
-        return (Message('system', SYSTEM[role]), Message('user', told))
+        told = [Message('system', SYSTEM[role])]
+        for story, calculation in EXAMPLES:
+            answer = calculation if role == 'tool' else shown(calculate(calculation))
+            told += [self._told(role, story, calculation), Message('assistant', answer)]
+        return (*told, self._told(role, self.story, self.written))
+
+    def _told(self, role: str, story: str, written: str | None) -> Message:
+        """A story and, to `plan` where there is a tool, what the calculator made of what that wrote."""
+        if role == 'plan' and 'tool' in self.order and written is not None:
+            story += f'\nCalculator: {written[:LONGEST]} = {shown(calculate(written))}'
+        return Message('user', story)
 
     def act(self, role: str, text: str) -> 'tuple[ArithmeticTeam, Reward]':
         """The tool is judged by the value of its calculation, the plan by its answer: 1 where it is right."""

@@ -60,13 +60,13 @@ def test_each_role_is_paid_for_being_right_itself():
     target = world.target
     wrote, reward = world.act('tool', world.calculation)
     assert (reward.team, reward.local) == (1, 0)
-    assert f'{world.calculation} = {target}' in wrote.observe('plan')[1].content
+    assert f'{world.calculation} = {target}' in wrote.observe('plan')[-1].content
     assert wrote.act('plan', str(target))[1].total(1) == 1 and wrote.act('plan', str(target))[0].solved
     assert world.act('tool', f'{world.calculation} = 0')[1].local < 0  # right, with words that nobody asked for
     lost, reward = wrote.act('plan', str(target + 1))
     assert reward.team == 0 and lost.over and not lost.solved
     blind, _ = world.act('tool', 'I cannot')
-    assert 'error' in blind.observe('plan')[1].content
+    assert 'error' in blind.observe('plan')[-1].content
     assert blind.act('plan', str(target))[0].solved  # a wrong tool does not stop a plan that knows better
     assert world.act('plan', '')[1].total(1) < 0
 
@@ -123,7 +123,7 @@ def test_bad_settings_are_refused():
 def test_a_plan_that_does_not_know_is_not_paid_for_what_the_calculator_said():
     r"""A08: gold 12. What the plan was shown holds the answer; only what it wrote itself is judged."""
     wrote, _ = ArithmeticTeam('Ann buys 3 boxes with 4 eggs in each. How many?', '3 * 4').act('tool', '3 * 4')
-    assert wrote.observe('plan')[1].content.endswith('3 * 4 = 12')
+    assert wrote.observe('plan')[-1].content.endswith('3 * 4 = 12')
     after, reward = wrote.act('plan', 'I do not know')
     assert reward.team == 0 and reward.total(1) <= 0 and not after.solved
     assert wrote.act('plan', r'\boxed{12}')[1].team == 1
