@@ -54,6 +54,7 @@ WARM = (
 def beside(name: str) -> types.ModuleType:
     """A module of this folder, which is not on the path: some there are named as the standard library's."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f'{name}.py'))
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
