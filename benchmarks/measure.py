@@ -7,7 +7,6 @@ import os
 import pathlib
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
+
+from mallm.folder import commit
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -86,7 +87,7 @@ def facts(seed: int, packages: Sequence[str]) -> dict[str, Any]:
     return {
         'command': ' '.join(['python -m', f'benchmarks.{pathlib.Path(sys.argv[0]).stem}', *given]),
         'seed': seed,
-        'commit': git('rev-parse', 'HEAD') + ('' if not git('status', '--porcelain', 'mallm') else ' + changes'),
+        'commit': commit(whole=True),
         'hardware': {'cpu': cpu_name(), 'cores': usable_cores(), 'system': platform.platform()},
         'load_average_at_start': os.getloadavg(),
         'versions': {'python': platform.python_version()} | {p: importlib.metadata.version(p) for p in packages},
@@ -111,12 +112,6 @@ def cpu_name() -> str:
     info = pathlib.Path('/proc/cpuinfo')
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(':')[2].strip() for line in lines if line.startswith('model name')), platform.machine())
-
-
-def git(*arguments: str) -> str:
-    """What git says, or 'unknown' outside a checkout."""
-    done = subprocess.run(['git', *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else 'unknown'
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

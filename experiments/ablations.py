@@ -119,7 +119,7 @@ def alone(task: str, base: Experiment) -> Sweep:
     }
     cells = dict(grid(override(base, {'pools': PER_ROLE}), trained=kinds))
     reported = {'paper, Qwen3-1.7B': paper.TRAINED_ALONE.get(task, {})}
-    return Sweep('Do the roles have to learn together?', cells, 'together', castings, reported)
+    return Sweep('Do the roles have to learn together?', cells, 'together', castings, reported, paper.ALONE_NOTE)
 
 
 ABLATIONS: Mapping[str, Callable[[str, Experiment], Sweep]] = {

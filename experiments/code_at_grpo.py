@@ -1,4 +1,4 @@
-"""A coder and a unit tester, Qwen3-1.7B with an adapter for each, learn to program by AT-GRPO.
+"""A coder and a unit tester, Qwen3-1.7B with an adapter for each, are to learn to program by AT-GRPO.
 
 `coder` writes a program that reads stdin, `tester` writes tests that are put to it; golden tests judge, in a sandbox.
 

@@ -1,4 +1,4 @@
-"""A reasoner and a tool user, Qwen3-1.7B with an adapter for each, learn mathematics by AT-GRPO.
+"""A reasoner and a tool user, Qwen3-1.7B with an adapter for each, are to learn mathematics by AT-GRPO.
 
 `tool` writes Python that is run in a sandbox, `reason` reads the output and answers in a box; math-verify grades.
 

@@ -43,7 +43,9 @@ TRAINED_ALONE: dict[str, dict[str, float | None]] = {
         'tool_alone': 11.0, 'plan_alone': 14.5, 'alone_then_together': 16.0, 'together': 96.0, 'swapped': 6.0,
     },
 }  # fmt: skip
-"""Table 4: Qwen3-1.7B on Plan-Path. The paper judges the two single agents alone; ours play beside a beginner."""
+"""Table 4: Qwen3-1.7B on Plan-Path."""
+ALONE_NOTE = """The paper judges tool_alone and plan_alone without a partner; ours play beside a partner who stays the
+cloned beginner. Those two rows ask different questions and are not to be compared with the paper's."""
 
 OUTCOME_ONLY: dict[str, dict[str, float | None]] = {
     'sokoban': {'task.reward=oracle': 96.0, 'task.reward=outcome': 93.0},

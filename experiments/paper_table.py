@@ -18,7 +18,7 @@ from experiments import paper
 from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, SUITE, TRAJECTORY_LEVEL, budgeted, tiny
 from mallm.config import override
 from mallm.experiment import Experiment
-from mallm.study.comparison import Cells, Row, remarks, table
+from mallm.study.comparison import HOW, Cells, Row, remarks, table
 from mallm.study.table import gather, run_apart, run_missing, store
 from mallm.train import train
 
@@ -38,8 +38,7 @@ cloned from a beginner who knows the rules, then trained for equal CPU minutes o
 Qwen3 prompted and trained by its authors (arXiv 2510.11062), one run each; other instances, other prompts, thousands
 of times the size. Compare the order of the rows, not the numbers. All rows have the settings of AT-GRPO but MAS +
 GRPO, which has its own, tuned on Sokoban: 16 instances, whose K trajectories are all played to their end. `n` is the
-number of seeds, ± the standard error over them; a row is `not beaten` unless the reference is better by two standard
-errors of the difference.
+number of seeds, ± the standard error over them; a row is `not beaten` unless the reference is clearly better.
 """
 
 
@@ -96,7 +95,7 @@ def main(
 
 def markdown(tables: Mapping[str, Cells]) -> str:
     """All games, the paper's rows beside ours."""
-    return '\n'.join([WHAT, *(section(task, cells) for task, cells in tables.items())])
+    return '\n'.join([WHAT + HOW, *(section(task, cells) for task, cells in tables.items())])
 
 
 def section(task: str, cells: Cells) -> str:

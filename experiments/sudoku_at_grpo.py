@@ -1,6 +1,8 @@
-"""A team of two language-model agents learns to solve 4x4 Sudokus it has never seen, with AT-GRPO.
+"""A team of two language-model agents is to learn to solve 4x4 Sudokus it has never seen, with AT-GRPO.
 
 Command:  python -m experiments.sudoku_at_grpo            (--help shows every setting, --smoke is quick)
+Cost:     not measured yet.
+Result:   none stored yet.
 """
 
 from mallm.cli import main

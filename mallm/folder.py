@@ -34,12 +34,12 @@ def newest(folder: pathlib.Path) -> int:
     return at
 
 
-def commit() -> str:
+def commit(*, whole: bool = False) -> str:
     """The commit this code is at, with '+' when it was changed since; 'unknown' outside a repository.
 
-    Results that experiments store in the repository are no change of the code.
+    Results that experiments store in the repository are no change of the code. The name is short, or `whole`.
     """
-    name = git('rev-parse', '--short', 'HEAD')
+    name = git('rev-parse', *(() if whole else ('--short',)), 'HEAD')
     changed = git('status', '--porcelain', '--untracked-files=no', '--', ':/*.py')
     return f'{name}+' if name and changed else name or 'unknown'
 

@@ -1,10 +1,11 @@
 """Scaling study: held-out success after training by the number of agents, mean ± standard error over seeds.
 
-A point is the best group of a folder with so many roles and one way of credit; a folder needs two sizes of team.
+A point is one named group of runs; all are shown and none is chosen. A panel has one folder, one game and one budget.
 """
 
-import collections
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,31 +16,48 @@ NAME = 'scaling_agents'
 
 
 def figure(families: Mapping[str, Family], x: str) -> Figure:
-    panels = [Panel(name, 'solved', lines(family), share=True) for name, family in families.items()]
-    return of_panels(NAME, (__doc__ or '').split('\n')[0], panels, x='agents')
+    shown = [panel for name, family in families.items() for panel in panels(name, family)]
+    return of_panels(NAME, ' '.join((__doc__ or '').split()), shown, x='agents')
 
 
-def lines(family: Family) -> tuple[Line, ...]:
-    """A line for each way of credit, from the best group of each size."""
-    found: dict[str, dict[int, list[Sequence[StoredRun]]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
-    for runs in family.values():
+def panels(name: str, family: Family) -> list[Panel]:
+    """One for each game and budget of a folder that has two sizes of team."""
+    found: dict[str, dict[str, list[StoredRun]]] = {}
+    for group, runs in family.items():
         ended = [run for run in runs if run.config and run.summary.get('success_after') is not None]
         if ended:
-            config = ended[0].config
-            found[config['algorithm']['credit']][len(config['task']['team'])].append(ended)
+            found.setdefault(question(ended[0].config), {})[group] = ended
+    compared = [groups for groups in found.values() if len({agents(runs) for runs in groups.values()}) > 1]
     drawn = []
-    for credit, sizes in found.items():
-        if len(sizes) < 2:
-            continue
-        best = {size: max(map(shares, groups), key=np.mean) for size, groups in sorted(sizes.items())}
-        points = [mean_and_error(values[:, None]) for values in best.values()]
-        label = f'{credit} (n = {min(map(len, best.values()))})'
-        ys, errors = (tuple(float(part[0]) for part in parts) for parts in zip(*points, strict=True))
-        drawn.append(Line(label, tuple(map(float, best)), ys, errors))
+    for number, groups in enumerate(compared, 1):
+        title = f'{name} ({number} of {len(compared)})' if len(compared) > 1 else name
+        budget = budget_of(next(iter(groups.values()))[0].config)
+        drawn.append(Panel(f'{title}{budget and f", {budget}"}', 'solved', points(groups), share=True))
+    return drawn
+
+
+def question(config: Mapping[str, Any]) -> str:
+    """What groups of one panel have in common: the game, whatever the team, and the budget."""
+    task = config['task'].get('game', config['task'])  # a crew's game is inside
+    game = {setting: value for setting, value in task.items() if setting != 'team'}
+    return json.dumps([game, config.get('cpu_minutes'), config.get('steps')], sort_keys=True)
+
+
+def budget_of(config: Mapping[str, Any]) -> str:
+    if config.get('cpu_minutes'):
+        return f'{config["cpu_minutes"]:g} CPU minutes'
+    return f'{config["steps"]} steps' if 'steps' in config else ''
+
+
+def agents(runs: Sequence[StoredRun]) -> int:
+    return len(runs[0].config['task']['team'])
+
+
+def points(groups: Mapping[str, Sequence[StoredRun]]) -> tuple[Line, ...]:
+    """A line of one point for each group, the smallest team first."""
+    drawn = []
+    for name, runs in sorted(groups.items(), key=lambda item: agents(item[1])):
+        mean, error = mean_and_error(np.array([[run.summary['success_after']] for run in runs], float))
+        spread = (float(error[0]),) if len(runs) > 1 else ()
+        drawn.append(Line(f'{name} (n = {len(runs)})', (float(agents(runs)),), (float(mean[0]),), spread))
     return tuple(drawn)
-
-
-def shares(runs: Sequence[StoredRun]) -> np.ndarray:
-    return np.array([run.summary['success_after'] for run in runs], float)

@@ -7,7 +7,8 @@ verdict is made here, from the wait status that the kernel told the helper. What
 patches is its own output and nothing else.
 
 Which walls stand is found out by a program that tries them when a helper starts; see `Walls`. A failure of the sandbox
-itself is a `SandboxError`, never a verdict: no answer may earn nothing because a machine was broken.
+itself is a `SandboxError`, never a verdict: no answer may earn nothing because a machine was broken. But a program that
+two helpers did not survive, where a third one starts and runs its test program, has been killed.
 """
 
 import atexit
@@ -19,9 +20,20 @@ import os
 import platform
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
-from mallm.envs.sandbox_helper import DEFAULT, KINDS, Helper, Limits, SandboxError, Status, Verdict, Walls
+from mallm.envs.sandbox_helper import (
+    DEFAULT,
+    KINDS,
+    Helper,
+    HelperLost,
+    Limits,
+    SandboxError,
+    Status,
+    Verdict,
+    Walls,
+)
 
 __all__ = ['DEFAULT', 'KINDS', 'Limits', 'Sandbox', 'SandboxError', 'Status', 'Verdict', 'Walls', 'run', 'shared']
 
@@ -65,10 +77,20 @@ class Sandbox:
                 f'{self.walls}: isolation was asked for; allow user namespaces (sysctl user.max_user_namespaces, '
                 'AppArmor, seccomp of the container), or run without --task.require-isolation'
             )
+        started = time.monotonic()
+        lost = False
         try:
             return self._attempt(program, stdin, limits)
-        except SandboxError:
+        except SandboxError as error:
+            lost = isinstance(error, HelperLost)
+        try:
             return self._attempt(program, stdin, limits)  # with another helper
+        except HelperLost:
+            if not lost:
+                raise
+        with self._places:
+            self._idle.append(self._new())
+        return Verdict('killed', '', '', 0.0, time.monotonic() - started)
 
     def run_all(self, jobs: Sequence[tuple[str, str]], limits: Limits = DEFAULT) -> list[Verdict]:
         """Verdicts on (program, stdin) pairs, as many at a time as there are workers."""
@@ -111,7 +133,7 @@ class Sandbox:
                     raise
                 self._strong, self._reason = False, str(error)
         helper = Helper(False, *self._shown)
-        self._walls = dataclasses.replace(helper.walls, reason=self._reason)
+        self._walls = dataclasses.replace(helper.walls, reason=self._reason + ('' if helper.apart else same_user()))
         return helper
 
     def close(self) -> None:
@@ -119,6 +141,14 @@ class Sandbox:
         self._threads.shutdown()
         while self._idle:
             self._idle.pop().close()
+
+
+def same_user() -> str:
+    """That programs have the rights of this process, and under root why."""
+    said = f'; programs run as user {os.geteuid()}, as this process does'
+    if os.geteuid():
+        return said
+    return f'{said}: it lacks capabilities to change user, or other users cannot read {sys.base_prefix}'
 
 
 @functools.cache

@@ -6,7 +6,9 @@ its three streams, and runs the text. This process never reads a program, its in
 holds nothing of earlier ones. When a program has ended, everything it started is killed and reaped.
 
   strong  user, mount, network, IPC and PID namespaces: no network, no view of the host's files, no way to outlive.
-  weak    for kernels that refuse those: limits, an empty environment, an own folder, and a hunt for descendants.
+  weak    for kernels that refuse those: limits, an empty environment, an own folder, and a hunt for descendants. Under
+          root each helper's programs run as a user of their own; where that cannot be, they may signal and trace
+          themselves only, and not what they start.
 
 Standard library only, and only Linux.
 """
@@ -15,7 +17,7 @@ import atexit
 import builtins
 import ctypes
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -38,6 +40,7 @@ SET_PDEATHSIG, SET_DUMPABLE, SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS = 1, 4, 36, 3
 PIVOT_ROOT = {'x86_64': 155, 'aarch64': 41}
 NOBODY, INSIDE = 65534, 1000
 """The host's user that root becomes, and the user that a program is inside its namespace."""
+SYS_ADMIN = 1 << 21
 
 VISIBLE = ('/lib', '/lib64', '/usr/lib', '/usr/lib64', '/etc/ld.so.cache')
 DEVICES = ('/dev/null', '/dev/zero', '/dev/random', '/dev/urandom')
@@ -48,12 +51,24 @@ WARM = (
 """Modules that programs like; imported once here."""
 
 
+def beside(name: str) -> types.ModuleType:
+    """A module of this folder, which is not on the path: some there are named as the standard library's."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f'{name}.py'))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+users = beside('sandbox_users')
+
+
 def main() -> None:
     """Arguments: the control socket's number, 'strong' or 'weak', an empty folder, folders with packages, `--`, modules
     to import once."""
     control = socket.socket(fileno=int(sys.argv[1]))
     strong, folder, last = sys.argv[2] == 'strong', sys.argv[3], sys.argv.index('--')
-    packages, modules = sys.argv[4:last], sys.argv[last + 1 :]
+    packages, modules, user = sys.argv[4:last], sys.argv[last + 1 :], 0
     libc = ctypes.CDLL(None, use_errno=True)
     if strong:
         wall_in(libc, folder, packages)
@@ -64,14 +79,15 @@ def main() -> None:
         checked(libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     else:
         checked(libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        user = users.spare_user(folder, [path for path in (*sys.path, *packages) if os.path.isdir(path)])
     checked(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0))  # no program may trace this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path += [f'/packages/{i}' for i in range(len(packages))] if strong else packages
     for name in (*WARM, *modules):
         importlib.import_module(name)
     gc.freeze()
-    control.send(b'{}')
-    limits, streams, ready = serve(control, folder if not strong else '')
+    control.send(json.dumps({'ready': True, 'apart': strong or user > 0}).encode())
+    limits, streams, ready = serve(control, folder if not strong else '', user)
     program = prepare(libc, limits, streams, ready)
     run(program)
 
@@ -95,33 +111,23 @@ def wall_in(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
     """
     proc, knobs = os.open('/proc/self', os.O_RDONLY), os.open('/proc/sys/user', os.O_RDONLY)
     everything = NEWUSER | NEWNS | NEWNET | NEWIPC | NEWUTS | NEWPID
-    if os.geteuid() == 0 and is_mapped(NOBODY):
+    if os.geteuid() == 0 and users.is_mapped(NOBODY) and users.capabilities() & SYS_ADMIN:
         checked(libc.unshare(NEWNS))
         build_root(libc, folder, packages)
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        users.become_user(NOBODY)
         checked(libc.prctl(SET_DUMPABLE, 1, 0, 0, 0))  # or the files of /proc/self would stay root's
-        user, group = NOBODY, NOBODY
         checked(libc.unshare(everything))
-        become(proc, knobs, user, group)
+        map_user(proc, knobs, NOBODY, NOBODY)
     else:
         user, group = os.geteuid(), os.getegid()
         checked(libc.unshare(everything))
-        become(proc, knobs, user, group)
+        map_user(proc, knobs, user, group)
         build_root(libc, folder, packages)
     os.close(proc)
     os.close(knobs)
 
 
-def is_mapped(user: int) -> bool:
-    """Whether a user exists in this process's own user namespace; in many containers only root does."""
-    with open('/proc/self/uid_map') as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    return any(first <= user < first + count for first, _, count in ranges)
-
-
-def become(proc: int, knobs: int, user: int, group: int) -> None:
+def map_user(proc: int, knobs: int, user: int, group: int) -> None:
     """Maps the host's user and group to the ones inside, and allows no further user namespaces where that can be."""
     for folder, name, text in (
         (proc, 'setgroups', 'deny'),
@@ -179,12 +185,13 @@ def build_root(libc: ctypes.CDLL, folder: str, packages: list[str]) -> None:
 # One program after the other.
 
 
-def serve(control: socket.socket, folder: str) -> tuple[dict[str, int], list[int], int]:
+def serve(control: socket.socket, folder: str, user: int) -> tuple[dict[str, int], list[int], int]:
     """Forks a child for each request, waits for it, kills what it leaves behind, and answers. Returns in a child only.
 
     A request is a JSON object of limits with four descriptors: program, input, output, errors. `kill` is another.
     """
-    others = 2048 + tasks_of_user() if folder else 0  # without a namespace the limit counts all of the user's
+    shared = folder and not user
+    others = 2048 + users.threads().get(os.geteuid(), 0) if shared else 0  # the limit counts all of a user's processes
     while True:
         request, streams, _, _ = socket.recv_fds(control, 4096, 4)
         if not request:
@@ -195,7 +202,9 @@ def serve(control: socket.socket, folder: str) -> tuple[dict[str, int], list[int
         own = f'{folder}/{limits["number"]}' if folder else ''
         if own:
             os.mkdir(own, 0o700)
-            limits |= {'folder': own, 'processes': limits['processes'] + others}
+            limits |= {'folder': own, 'user': user, 'processes': limits['processes'] + others}
+            if user:
+                os.chown(own, user, user)
         ready, told = os.pipe()
         child = os.fork()
         if not child:
@@ -264,18 +273,6 @@ def children() -> list[int]:
     return found
 
 
-def tasks_of_user() -> int:
-    """Threads of all processes of this user."""
-    count = 0
-    for name in os.listdir('/proc'):
-        try:
-            if name.isdigit() and os.stat(f'/proc/{name}').st_uid == os.geteuid():
-                count += len(os.listdir(f'/proc/{name}/task'))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return count
-
-
 # In the child.
 
 
@@ -292,6 +289,9 @@ def prepare(libc: ctypes.CDLL, limits: dict, streams: list[int], ready: int) -> 
     os.closerange(4, 256)
     if 'folder' in limits:
         os.chdir(limits['folder'])
+        if limits['user']:
+            users.become_user(limits['user'])
+        checked(libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     else:
         checked(libc.unshare(NEWNS | NEWIPC))
         size = f'size={limits["disk"]},nr_inodes=4096,mode=777'.encode()
@@ -311,8 +311,9 @@ def prepare(libc: ctypes.CDLL, limits: dict, streams: list[int], ready: int) -> 
     ):
         resource.setrlimit(kind, (low, high))
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    if 'folder' not in limits:
-        drop_capabilities(libc)
+    drop_capabilities(libc)
+    if 'folder' in limits and not limits['user']:
+        users.keep_to_itself(libc)
     os.write(3, b'1')
     os.close(3)
     return program

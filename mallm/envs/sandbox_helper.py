@@ -16,11 +16,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 Status = Literal['ok', 'error', 'timeout', 'memory', 'output', 'killed']
-KINDS = ('network', 'files', 'processes', 'disk', 'memory', 'environment')
+KINDS = ('network', 'files', 'processes', 'signals', 'disk', 'memory', 'environment')
 
 
 class SandboxError(Exception):
     """The sandbox could not run a program, or lacks a wall that was asked for; nothing is known about the program."""
+
+
+class HelperLost(SandboxError):
+    """A helper died, or fell silent, while a program ran."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Verdict:
 
     Attributes:
       status: 'ok' is an exit with 0 within all limits. 'error' another exit; 'timeout' too long; 'memory' an exit for
-        want of memory; 'output' too much output; 'killed' a signal, e.g. a stack overflow.
+        want of memory; 'output' too much output; 'killed' a signal, e.g. a stack overflow, or the end of two helpers.
       stdout: what it printed, up to the cap; bytes that are not UTF-8 are shown as `�`.
       stderr: the last 2000 characters.
       cpu_s: processor seconds, those of its reaped children included.
@@ -87,7 +91,8 @@ class Walls:
     Attributes:
       standing: those of KINDS that hold. 'network': no interface but an own loopback that is down; 'files': only
         libraries can be read, only an own folder written; 'processes': their number is bounded, and none outlives or
-        sees others; 'disk': the own folder has a quota; 'memory': of each process; 'environment': empty.
+        sees others; 'signals': no process outside can be signalled; 'disk': the own folder has a quota; 'memory': of
+        each process; 'environment': empty.
       reason: why the strong walls could not be put up; empty where they were.
     """
 
@@ -142,6 +147,7 @@ print(json.dumps({
     'files': not os.path.exists(marker) and not os.path.exists('/proc') and not os.path.exists('/etc/passwd')
         and not writes('/x') and not writes('/usr/lib/x'),
     'processes': os.getppid() == 1 and processes_are_bounded(),
+    'signals': os.getppid() == 1 or not holds(lambda: os.kill(os.getppid(), 0) is None),
     'disk': os.statvfs('.').f_blocks * os.statvfs('.').f_frsize <= 1 << 26,
     'memory': resource.getrlimit(resource.RLIMIT_AS)[0] > 0,
     'environment': not os.environ,
@@ -151,7 +157,12 @@ print(json.dumps({
 
 
 class Helper:
-    """One helper process and the socket to it. Used by one thread at a time."""
+    """One helper process and the socket to it. Used by one thread at a time.
+
+    Attributes:
+      walls: what its test program found.
+      apart: programs run in namespaces or as a user of their own, not as what the helper is.
+    """
 
     def __init__(self, strong: bool, packages: Sequence[str], modules: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix='mallm-sandbox-')
@@ -183,8 +194,10 @@ class Helper:
                 start_new_session=True,
             )
         try:
-            if not self._answer(60.0):
+            told = self._answer(60.0)
+            if not told:
                 raise SandboxError('helper: said nothing in a minute')
+            self.apart = told['apart']
             self.walls = self._probe()
         except SandboxError:
             self.close()
@@ -245,7 +258,7 @@ class Helper:
                 self._kill()
                 continue
             if left < 0:
-                raise SandboxError(f'helper: did not end a program in {GRACE_S:.0f} s')
+                raise HelperLost(f'helper: did not end a program in {GRACE_S:.0f} s')
             for fd, _ in poll.poll(left * 1000):
                 if fd == self._control.fileno():
                     answer = self._answer(0)
@@ -267,7 +280,7 @@ class Helper:
             self._control.send(b'kill')
 
     def _answer(self, wait_s: float) -> dict:
-        """The next message; empty when none came in time. Raises SandboxError when the helper is gone."""
+        """The next message; empty when none came in time. Raises HelperLost when the helper is gone."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not poll.poll(wait_s * 1000):
@@ -277,8 +290,8 @@ class Helper:
         except OSError:
             message = b''
         if not message:
-            raise SandboxError(f'helper: ended: {self._last_words()}')
-        return json.loads(message) or {'ready': True}
+            raise HelperLost(f'helper: ended: {self._last_words()}')
+        return json.loads(message)
 
     def _last_words(self) -> str:
         self._process.kill()

@@ -214,7 +214,9 @@ def _draw_line(line: Line, axes: Axes, color: str, mark: str) -> None:
         ys = _moving_mean(ys, max(2, len(ys) // 15))
     marker = mark if len(xs) <= 30 else ''
     axes.plot(xs, ys, style, color=color, linewidth=1.8, marker=marker, markersize=4, label=line.label)
-    if line.spread:
+    if line.spread and len(xs) == 1:
+        axes.errorbar(xs, ys, yerr=line.spread, color=color, capsize=3, linewidth=1.2)
+    elif line.spread:
         spread = np.array(line.spread)
         axes.fill_between(xs, ys - spread, ys + spread, color=color, alpha=0.18, linewidth=0)
 

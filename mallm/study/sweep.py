@@ -11,7 +11,7 @@ from mallm.folder import new_folder
 from mallm.io import files
 from mallm.io.files import COSTS
 from mallm.stored import settings_of
-from mallm.study.comparison import Cells, Row, remarks, table
+from mallm.study.comparison import HOW, Cells, Row, remarks, table
 from mallm.study.judge import Part, judge
 from mallm.study.table import gather, run_apart, store, stored_folder
 
@@ -37,6 +37,7 @@ class Sweep:
     reference: the label that all others are compared with.
     castings: cells that train nothing, by label; they need the cells they name.
     reported: percents that the paper reports, by label, under a title that says for which model.
+    note: what must be known to read the table, printed under it.
     """
 
     question: str
@@ -44,6 +45,7 @@ class Sweep:
     reference: str
     castings: Mapping[str, Casting] = dataclasses.field(default_factory=dict)
     reported: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
+    note: str = ''
 
     def __post_init__(self) -> None:
         named = {label for casting in self.castings.values() for label, _ in casting.parts.values()}
@@ -127,7 +129,7 @@ def markdown(sweep: Sweep, cells: Cells) -> str:
     reference = next(row for row in rows if row.label == sweep.reference)
     shown = table(rows, cells, reference=reference, paper=sweep.reported)
     said = ''.join(f'- {remark}\n' for remark in remarks(rows, cells, reference=reference))
-    return f'{sweep.question}\n\n{shown}\n\n{said}'
+    return '\n\n'.join(filter(None, (sweep.question, shown, sweep.note, HOW.strip(), said.strip()))) + '\n'
 
 
 def wandb_yaml(sweep: Sweep, *, name: str, command: Sequence[str], seeds: Sequence[int]) -> str:

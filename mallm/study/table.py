@@ -117,14 +117,19 @@ def store(cells: Mapping[str, Any], told: str, out: pathlib.Path) -> None:
 
 
 def markdown(table: Mapping[str, Any]) -> str:
-    """Rows are methods; the two floors come from the same boards as everything else."""
+    """Rows are methods; the floors come from the same boards as everything else.
+
+    A seed counts once in each row: the warm start of one policy for all roles and that of one for each are two rows.
+    The random mover is the same for every seed, so it has no error.
+    """
     head = '| method | seeds | held-out | held-out, T=1 | strict | strict, T=1 | CPU min of reinforcement |'
     lines = [head, '|---|---|---|---|---|---|---|']
     summaries = [summary for cells in table.values() for summary in cells.values()]
-    lines.append(f'| random mover | - | {spread([s["random_mover"] for s in summaries])} | - | - | - | 0 |')
-    teams = [s for name in ('at_grpo', 'at_grpo_per_role') for s in table.get(name, {}).values()]
-    if teams:
-        lines.append(row('warm start alone (team)', teams, 'before', [0.0]))
+    movers = dict.fromkeys(f'{100 * s["random_mover"]:.1f} %' for s in summaries)
+    lines.append(f'| random mover | - | {", ".join(movers)} | - | - | - | 0 |')
+    for name, kind in (('at_grpo', 'shared'), ('at_grpo_per_role', 'per role')):
+        if name in table:
+            lines.append(row(f'warm start alone (team, {kind})', list(table[name].values()), 'before', [0.0]))
     for name, cells in table.items():
         rows = list(cells.values())
         lines.append(row(name, rows, 'after', [s['training_cpu_minutes'] for s in rows]))

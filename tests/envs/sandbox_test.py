@@ -13,7 +13,9 @@ import pytest
 
 from mallm.envs import sandbox
 from mallm.envs.sandbox import KINDS, Limits, Sandbox, SandboxError
+from mallm.envs.sandbox_helper import Helper
 
+ROOT = pathlib.Path(__file__).parents[2]
 QUICK = Limits(cpu_s=2, wall_s=0.2)
 
 
@@ -235,6 +237,91 @@ def test_weak_walls_say_what_is_missing_and_isolation_refuses_them(weak):
     with pytest.raises(SandboxError, match=r'missing: network.*isolation was asked for'):
         weak.run('print(1)', limits=Limits(isolated=True))
     assert sandbox.run('print(1)', limits=Limits(isolated=True)).ok
+
+
+TRIES = """
+import os, signal, time
+from mallm.envs.sandbox import Sandbox
+heard = []
+signal.signal(signal.SIGURG, lambda *_: heard.append('the trainer was signalled'))
+some = Sandbox(workers=1, strong=False)
+print(some.walls)
+for target in (-1, os.getpid(), 'os.getppid()'):
+    some.run(f'import os\\nos.kill({target}, {int(signal.SIGURG)})')  # which ends nobody
+before = some._idle[0]
+killed = some.run('import os\\nos.kill(os.getppid(), 9)')
+print(killed.status, killed.stderr.splitlines()[-1])
+print(some.run('import os\\nprint(os.getuid())').stdout.strip())
+print(some.run('import os\\nos.kill(os.getpid(), 11)').status, some.run('import os\\nos.abort()').status)
+print(some.run('open("aid.py", "w").write("x = 3")\\nimport aid, sqlite3\\nprint(aid.x)').stdout.strip())
+time.sleep(0.2)
+print(before is some._idle[0], heard, os.listdir(before._folder.name))
+some.close()
+"""
+
+
+def weakly(user: int) -> list[str]:
+    """What TRIES prints under a user, with an interpreter that every user can read."""
+    python = next((p for p in (sys.executable, '/usr/bin/python3') if is_public(os.path.realpath(p))), None)
+    if python is None or os.geteuid() not in (0, user):
+        pytest.skip('needs root, and an interpreter outside of its home')
+    given = {'env': {'PYTHONPATH': str(ROOT)}, 'user': user, 'group': user, 'extra_groups': []}
+    as_user = given if os.geteuid() == 0 else {'env': given['env']}
+    done = subprocess.run([python, '-c', TRIES], capture_output=True, text=True, check=False, cwd='/', **as_user)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def is_public(path: str) -> bool:
+    if subprocess.run([path, '-c', 'import sys; sys.exit(sys.version_info < (3, 11))'], check=False).returncode:
+        return False
+    return all(os.stat(folder).st_mode & 0o001 for folder in pathlib.Path(path).parents)
+
+
+def test_behind_weak_walls_root_gives_programs_a_user_of_their_own_who_can_signal_nobody_else():
+    walls, killed, user, ended, own, left = weakly(0)
+    assert 'signals' in walls.partition('missing')[0] and 'as this process does' not in walls
+    assert killed.startswith('error PermissionError') and int(user) in range(61184, 65520)
+    assert (ended, own, left) == ('killed killed', '3', 'True [] []')
+
+
+def test_behind_weak_walls_without_root_programs_can_signal_themselves_only():
+    walls, killed, user, ended, own, left = weakly(os.geteuid() or 65534)
+    me = os.geteuid() or 65534
+    assert 'signals' in walls.partition('missing')[0] and f'programs run as user {me}, as this process does' in walls
+    assert killed.startswith('error PermissionError') and user == f'{me}'
+    assert (ended, own, left) == ('killed killed', '3', 'True [] []')
+
+
+def test_a_program_that_two_helpers_do_not_survive_was_killed_and_the_next_one_runs(monkeypatch):
+    """Each helper first runs the test program of its walls: the second and the third one's are let live."""
+    one = struck(monkeypatch, [True, False, True, False])
+    verdict = one.run('import time\ntime.sleep(99)')
+    assert (verdict.status, verdict.stdout, verdict.ok) == ('killed', '', False)
+    assert one.run('print(2)').stdout == '2\n'
+    one.close()
+
+
+def test_helpers_that_do_not_even_survive_the_test_program_are_a_failure_and_no_verdict(monkeypatch):
+    one = struck(monkeypatch, [True, False, True, True])
+    with pytest.raises(SandboxError, match='helper: ended'):
+        one.run('import time\ntime.sleep(99)')
+    one.close()
+
+
+def struck(monkeypatch, fates: list[bool]) -> Sandbox:
+    """A sandbox whose helper is killed while it runs its next program, or is not, as the fates say."""
+    one, collect = Sandbox(workers=1, strong=False), Helper._collect
+    one.run('print(1)')
+    following = iter(fates)
+
+    def strike(helper, *given):
+        if next(following, False):
+            helper._process.kill()
+        return collect(helper, *given)
+
+    monkeypatch.setattr(Helper, '_collect', strike)
+    return one
 
 
 def test_a_killed_helper_is_replaced_and_the_program_run_again():

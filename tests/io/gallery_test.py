@@ -95,11 +95,27 @@ def test_the_figures_of_the_paper_have_the_lines_that_the_runs_have_data_for(run
         learning_curves.NAME: 2, reward_by_role.NAME: 2, turns_to_solve.NAME: 1, ablation_bars.NAME: 1,
         scaling_agents.NAME: 1,
     }  # fmt: skip
-    (line,) = scaling_agents.lines(families['runs/game'])
-    assert line.xs == (1, 2) and line.ys == pytest.approx((0.2, 0.9)) and line.spread == pytest.approx((0, 0.1))
     bars = gallery.bars(families['runs/game'], 'success_after', title='', x_label='')
     assert bars.bars[1] == ('team (n = 2)', pytest.approx(0.9), pytest.approx(0.1))
     assert bars.level == ('chance', pytest.approx(0.1))
+
+
+def test_every_group_of_a_scaling_study_is_a_point_and_other_games_and_budgets_are_other_panels(tmp_path):
+    """Two teams of two, 0.9 ± 0.1 and 0.3: both are shown, not the better one alone."""
+    store(tmp_path / 'team-seed0', [0.8])
+    store(tmp_path / 'team-seed1', [1.0])
+    store(tmp_path / 'worse-seed0', [0.3])
+    store(tmp_path / 'alone-seed0', [0.2], team=('solo',))
+    for name, change in (('other', {'cpu_minutes': 5.0}), ('size', {'task': {'team': ['solo'], 'size': 8}})):
+        store(tmp_path / f'{name}-seed0', [0.99])
+        path = tmp_path / f'{name}-seed0' / 'config.json'
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (panel,) = scaling_agents.panels('game', gallery.find_runs([tmp_path])[tmp_path.name])
+    assert [(line.label, line.xs) for line in panel.lines] == [
+        ('alone (n = 1)', (1,)), ('team (n = 2)', (2,)), ('worse (n = 1)', (2,)),
+    ]  # fmt: skip
+    assert [line.ys[0] for line in panel.lines] == pytest.approx([0.2, 0.9, 0.3])
+    assert [line.spread for line in panel.lines] == [(), pytest.approx((0.1,)), ()]
 
 
 def test_the_command_writes_png_and_pdf_and_a_page_that_asks_for_nothing(runs, tmp_path, capsys):
@@ -109,7 +125,7 @@ def test_the_command_writes_png_and_pdf_and_a_page_that_asks_for_nothing(runs, t
     assert (tmp_path / 'out' / 'learning_curves.png').read_bytes().startswith(b'\x89PNG')
     assert (tmp_path / 'out' / 'scaling_agents.pdf').read_bytes().startswith(b'%PDF')
     shown = (tmp_path / 'out' / 'index.html').read_text()
-    assert 'href="learning_curves.pdf"' in shown and page.text(scaling_agents.__doc__.split('\n')[0]) in shown
+    assert 'href="learning_curves.pdf"' in shown and page.text('all are shown and none is chosen') in shown
     assert 'http' not in shown.replace('http-equiv', '')
     assert 'index.html' in capsys.readouterr().out
 

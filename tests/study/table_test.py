@@ -27,9 +27,17 @@ def summary(before: float, after: float, **more: float) -> dict[str, float]:
 def test_a_row_is_the_mean_and_standard_error_over_seeds_and_the_floors_stand_above():
     """Shares 0.5 and 0.7: mean 0.6, deviation 0.1414, standard error 0.1414 / sqrt(2) = 0.1."""
     lines = markdown({'at_grpo': {'0': summary(0.25, 0.5), '1': summary(0.25, 0.7)}}).splitlines()
-    assert lines[2].startswith('| random mover | - | 12.5 ± 0.0 % |')
-    assert lines[3].startswith('| warm start alone (team) | 2 | 25.0 ± 0.0 % |')
+    assert lines[2].startswith('| random mover | - | 12.5 % |')
+    assert lines[3].startswith('| warm start alone (team, shared) | 2 | 25.0 ± 0.0 % |')
     assert lines[4] == '| at_grpo | 2 | ' + ' | '.join(['60.0 ± 10.0 %'] * 4) + ' | 4.0 |'
+
+
+def test_a_seed_counts_once_in_a_row_of_warm_starts_and_each_kind_of_start_has_its_own():
+    """0.2 and 0.4 shared, 0.1 and 0.1 per role: four runs, but two rows of two seeds."""
+    cells = {'0': summary(0.2, 0.5), '1': summary(0.4, 0.5)}
+    lines = markdown({'at_grpo': cells, 'at_grpo_per_role': {seed: summary(0.1, 0.5) for seed in cells}}).splitlines()
+    assert lines[3].startswith('| warm start alone (team, shared) | 2 | 30.0 ± 10.0 % |')
+    assert lines[4].startswith('| warm start alone (team, per role) | 2 | 10.0 ± 0.0 % |')
 
 
 def test_swapped_roles_have_a_row_of_their_own_and_one_seed_has_no_error():
