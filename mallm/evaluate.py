@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mallm import hosts, rng
-from mallm.envs.base import REPORTED, World
+from mallm.envs.base import REPORTED, Task, World
 from mallm.experiment import Experiment
 from mallm.io.log import peak_rss_mib
 from mallm.rollout import tree, workers
@@ -74,10 +74,15 @@ def evaluate(
     return Evaluation(tuple(played(tree.play_single, worlds, place, stage)), tuple(difficulty))
 
 
+def available(task: Task, split: int, boards: int) -> int:
+    """So many of the wanted instances of a split are played: each once, where it has fewer."""
+    return min(boards, task.instances(split) or boards)
+
+
 def examined(experiment: Experiment, stage: tree.Stage, *, split: int, step: int, boards: int) -> Evaluation:
     """Plays the first `boards` instances of a split, in the one order that all evaluations have."""
     task = experiment.task
-    worlds = [task.test(split, i) for i in range(boards)]
+    worlds = [task.test(split, i) for i in range(available(task, split, boards))]
     difficulty = [task.difficulty(world) for world in worlds]
     return evaluate(worlds, difficulty, stage, seed=experiment.seed, step=step, split=split >> 40)
 
@@ -134,11 +139,10 @@ def summarise(
     before, settings = progress['before'], experiment.evaluation
     if 'success_by_optimal' in before:  # what a checkpoint says that is older than `Task.words`
         before = before | {'success_by_difficulty': before['success_by_optimal']}
-    split, _ = REPORTED[settings.split]
-    floor = [
-        experiment.task.floor(experiment.task.test(split, i), experiment.sampling.turns, i)
-        for i in range(settings.report_boards)
-    ]
+    split, strict = REPORTED[settings.split]
+    task, wanted = experiment.task, settings.report_boards
+    worlds = [task.test(split, i) for i in range(available(task, split, wanted))]
+    floor = [task.floor(world, experiment.sampling.turns, i) for i, world in enumerate(worlds)]
     measured = {
         f'{kind}_{when}{suffix}': round(values[kind + suffix], 4)
         for suffix in ('', '_t1')
@@ -165,6 +169,8 @@ def summarise(
         'strict_by_difficulty_after': after['strict_by_difficulty'],
         'words': experiment.task.words(),
         'split': settings.split,
-        'boards': settings.report_boards,
+        'boards': len(worlds),
+        'boards_distinct': len(set(worlds)),
+        'boards_strict': available(task, strict, wanted),
         'reward': experiment.task.rewarded,
     }

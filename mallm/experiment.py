@@ -265,7 +265,8 @@ class EvaluationSettings:
     Attributes:
       every: steps between evaluations on the held-out and strict splits; 0 never.
       boards: boards in each of those evaluations.
-      report_boards: boards of the final splits played before and after training for summary.json.
+      report_boards: boards of the final splits played before and after training for summary.json; a split that has
+        fewer is played whole, each board once.
       replays: boards kept as step-by-step replays, before and after.
       roles: what is otherwise for one role than plain sampling with training's max_tokens and stop strings; a
         temperature set here holds in every evaluation of that role, greedy ones too.

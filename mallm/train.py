@@ -166,11 +166,9 @@ def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
 
 def play(run: Run, step: int, cast: Mapping[str, str], witness: tree.Witness = tree.NOBODY) -> list[Trajectory]:
     """Plays the step's environments, all at once; every process plays its share and gets them all."""
-    experiment = run.experiment
-    worlds = [
-        Seeded(experiment.task, rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40))
-        for env in range(experiment.sampling.envs)
-    ]
+    experiment, envs = run.experiment, run.experiment.sampling.envs
+    seeds = [rng.seed_for(experiment.seed, rng.TRAIN, step, env) % (1 << 40) for env in range(envs)]
+    worlds = [Seeded(experiment.task, seed, step * envs + env, experiment.seed) for env, seed in enumerate(seeds)]
     sample = {'tree': tree.play_tree, 'parallel': tree.play_parallel}[experiment.sampling.mode]
     place = tree.Place(experiment.seed, rng.TRAIN, step, env=0)
     return played(sample, worlds, place, dataclasses.replace(run.stage(cast), witness=witness))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mallm import rng
+from mallm import rng, train
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import (
     AlgorithmSettings,
@@ -29,6 +29,7 @@ from mallm.experiment import (
 from mallm.learn.pack import pack, rows_of
 from mallm.learn.pool import Pool
 from mallm.learn.route import dead_shares, route
+from mallm.rollout.workers import made
 from mallm.run import Run, build
 from mallm.train import TooManyFaultsError, knobs, play, refuse_too_many_faults, train_step
 from mallm.types import Credited, Trajectory
@@ -99,6 +100,16 @@ def step(tmp_path_factory) -> Step:
         by_hand[name] = leaves(twin.state.params)
     train_step(run, 0, 0.0)
     return Step(run, played, credited, routed, batches, born, by_hand, learned, run.sink.rows)
+
+
+def test_every_training_world_has_its_seed_and_a_position_that_counts_on_through_the_run(step, monkeypatch):
+    monkeypatch.setattr(train, 'played', lambda sample, worlds, place, stage: worlds)
+    worlds = play(step.run, 2, EXPERIMENT.pools)
+    assert [world.position for world in worlds] == [8, 9, 10, 11] and {world.run for world in worlds} == {
+        EXPERIMENT.seed
+    }
+    seeds = [rng.seed_for(EXPERIMENT.seed, rng.TRAIN, 2, env) % (1 << 40) for env in range(4)]
+    assert [made(world) for world in worlds] == [EXPERIMENT.task.train(seed) for seed in seeds]
 
 
 def test_every_environment_is_played_by_both_roles_with_k_answers_each(step):

@@ -47,6 +47,9 @@ LONGEST = 64
 
 TOKEN = re.compile(r'\s*(?:([0-9]{1,9})|([-+*/()]))')
 NUMBER = re.compile(r'-?[0-9][0-9,]*(?:\.[0-9]+)?')
+TAIL = 256
+"""Characters at the end of an answer that are looked at."""
+CUT_NUMBER = re.compile(r'^[0-9.,]+')
 
 
 def calculate(text: str) -> fractions.Fraction | None:
@@ -98,8 +101,9 @@ def atom(tokens: list[str]) -> tuple[fractions.Fraction, list[str]]:
 
 
 def number_in(text: str) -> tuple[fractions.Fraction | None, bool]:
-    """The last number of an answer, and whether the answer was that number alone."""
-    found = NUMBER.findall(text[:256])
+    """The last number that begins in the last TAIL characters of an answer, and whether the answer was it alone."""
+    tail = text if len(text) <= TAIL else CUT_NUMBER.sub('', text[-TAIL:])
+    found = NUMBER.findall(tail)
     if not found:
         return None, False
     return fractions.Fraction(found[-1].replace(',', '')), text.strip().rstrip('.') == found[-1]

@@ -60,7 +60,7 @@ class Waits(Protocol):
 
 HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
 """Where the seeds of the splits begin; training seeds lie below. The final ranges are used by no tuning, and the strict
-splits are harder than the held-out ones in a way that the task says."""
+splits are harder than the held-out ones in a way that the task says, or it says that it has nothing harder."""
 REPORTED = {'final': (FINAL, FINAL_STRICT), 'held_out': (HELD_OUT, STRICT)}
 """The splits that a report plays, the strict one second, by the name that settings have for them."""
 
@@ -100,6 +100,18 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def train(self, seed: int) -> World:
         """A fresh training instance: never one of a held-out split."""
+
+    def train_at(self, position: int, *, run: int, seed: int) -> World:
+        """The training instance at a position of a run, counted from its first one.
+
+        `seed` belongs to that position, `run` is the seed of the whole run. A task that makes its instances needs the
+        former only; one that has a finite number of them goes through all in the order that `run` gives.
+        """
+        return self.train(seed)
+
+    def instances(self, split: int) -> int | None:
+        """How many different instances a held-out split has; None where they are made, as many as are wanted."""
+        return None
 
     @abc.abstractmethod
     def test(self, split: int, index: int) -> World:

@@ -7,8 +7,9 @@ A team is ('coder', 'tester'), or ('coder',) alone, who is shown no test.
 
 Rewards follow the paper. Team: the share of the golden tests that the program passes. `coder`: 0.1 for a program that
 is Python, 0.1 for one that ends well on the first three golden tests, 0.8 times the share that passes. `tester`: 0.2
-for tests that can be read, 0.8 times the share of good ones: the golden program passes it, and where wrong programs
-are known, one of them fails it; so neither a false test nor one that says nothing pays.
+for tests that can be read, 0.8 times the share of good ones. A good test is one that the golden program passes and,
+where wrong programs are known, one of them fails: a false test never counts, and one that says nothing counts only in
+sets without wrong programs (those made here and code_contests have them, apps has none).
 
 An episode is over when the program passes all of the tester's tests: that needs no golden test, so evaluation ends by
 the same rule. Agreement is not success: solved means that all golden tests pass.

@@ -101,6 +101,12 @@ class CrewTask(Task):
     def train(self, seed: int) -> World:
         return CrewWorld(self.game.train(seed), self.team)
 
+    def train_at(self, position: int, *, run: int, seed: int) -> World:
+        return CrewWorld(self.game.train_at(position, run=run, seed=seed), self.team)
+
+    def instances(self, split: int) -> int | None:
+        return self.game.instances(split)
+
     def test(self, split: int, index: int) -> World:
         return CrewWorld(self.game.test(split, index), self.team)
 

@@ -12,6 +12,7 @@ were left out and why. A row that does not fit the form is an error that names f
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -21,6 +22,7 @@ import pathlib
 import pickle
 import random
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -66,46 +68,84 @@ class Manifest:
 # Reading.
 
 
+def json_of(text: str) -> Any:
+    """What JSON holds; whole numbers of very many digits, which Python refuses to convert, stay text.
+
+    Raises ValueError for what is no JSON.
+    """
+    try:
+        longest = sys.int_info.str_digits_check_threshold
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= longest else digits)
+    except RecursionError as error:
+        raise ValueError('it is nested too deeply') from error
+
+
+def parquet_rows(path: pathlib.Path) -> Iterator[Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise DataError(f"{path.name}: parquet needs pyarrow; pip install -e '.[data]'") from missing
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
+        yield from batch.to_pylist()
+
+
+def json_rows(path: pathlib.Path) -> Iterator[Any]:
+    rows = json_of(path.read_text())
+    if not isinstance(rows, list):
+        raise ValueError('it is no list of rows')
+    yield from rows
+
+
+def jsonl_rows(path: pathlib.Path) -> Iterator[Any]:
+    with path.open() as file:
+        yield from map(json_of, file)
+
+
+READERS = {'.parquet': parquet_rows, '.jsonl': jsonl_rows, '.json': json_rows}
+
+
 def rows_of(path: pathlib.Path) -> Iterator[Row]:
-    """The rows of a .jsonl, .json (a list) or .parquet file."""
-    if path.suffix == '.parquet':
-        try:
-            import pyarrow.parquet
-        except ImportError as missing:
-            raise DataError(f"{path.name}: parquet needs pyarrow; pip install -e '.[data]'") from missing
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
-            yield from batch.to_pylist()
-    elif path.suffix == '.json':
-        yield from json.loads(path.read_text())
-    elif path.suffix == '.jsonl':
-        with path.open() as file:
-            for number, line in enumerate(file):
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise DataError(f'{path.name}, row {number}: is no JSON: {error}') from error
-                if not isinstance(row, dict):
-                    raise DataError(f'{path.name}, row {number}: a row is an object with fields, not {type(row)}')
-                yield row
-    else:
+    """The rows of a .jsonl, .json (a list) or .parquet file. Raises DataError with file and row."""
+    if path.suffix not in READERS:
         raise DataError(f'{path.name}: unknown kind of file; use .jsonl, .json or .parquet')
+    number = 0
+    try:
+        for row in READERS[path.suffix](path):
+            yield typed(row, dict)
+            number += 1
+    except TypeError as error:
+        raise DataError(f'{path.name}, row {number}: a row is an object with fields: {error}') from error
+    except ValueError as error:
+        raise DataError(f'{path.name}, row {number}: is no {path.suffix[1:]}: {error}') from error
+
+
+def typed(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """The value itself. Raises TypeError where it is of another kind."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise TypeError(f'is {type(value).__name__}, not {" or ".join(one.__name__ for one in kinds)}')
+    return value
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+    """What is wrong with the content of a field is said with its name."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise TypeError(f'field {name!r}: {error}') from error
 
 
 def field(row: Row, name: str, kind: type | tuple[type, ...]) -> Any:
     """A field of a row. Raises LookupError or TypeError with its name."""
     if name not in row:
         raise LookupError(f'field {name!r} is missing; there are {sorted(row)}')
-    if not isinstance(row[name], kind):
-        raise TypeError(f'field {name!r} is {type(row[name]).__name__}, not {kind}')
-    return row[name]
+    with inside(name):
+        return typed(row[name], kind)
 
 
-def unpacked(row: Row, name: str) -> Any:
-    """A field that holds JSON."""
-    try:
-        return json.loads(field(row, name, str))
-    except json.JSONDecodeError as error:
-        raise TypeError(f'field {name!r} holds no JSON: {error}') from error
+def texts(value: Any) -> list[str]:
+    return [typed(text, str) for text in typed(value, list)]
 
 
 # One function for each form.
@@ -114,7 +154,7 @@ def unpacked(row: Row, name: str) -> Any:
 def polaris(row: Row) -> MathProblem:
     """`difficulty` is 'n/8', the share of right answers of another model: the level is how many were wrong."""
     passed, _, of = str(row.get('difficulty', '')).partition('/')
-    level = int(of) - int(passed) if passed.isdigit() and of.isdigit() else 0
+    level = int(of) - int(passed) if passed.isdecimal() and of.isdecimal() else 0
     return MathProblem('', field(row, 'problem', str), field(row, 'answer', str), level)
 
 
@@ -124,12 +164,13 @@ DAPO_TAIL = re.compile(r'\n\nRemember to put your answer on its own line.*$', re
 
 def dapo_math(row: Row) -> MathProblem:
     """The prompt's own words on the form of the answer are taken off: the world has its own."""
-    messages = field(row, 'prompt', list)
-    if not messages or 'content' not in messages[-1]:
-        raise TypeError("field 'prompt' is no list of messages with 'content'")
-    question = DAPO_TAIL.sub('', DAPO_HEAD.sub('', messages[-1]['content']))
-    truth = field(field(row, 'reward_model', dict), 'ground_truth', str)
-    return MathProblem(str((row.get('extra_info') or {}).get('index', '')), question.strip(), truth)
+    with inside('prompt'):
+        content = field(typed(field(row, 'prompt', list)[-1], dict), 'content', str)
+    with inside('reward_model'):
+        truth = field(field(row, 'reward_model', dict), 'ground_truth', str)
+    with inside('extra_info'):
+        index = typed(row.get('extra_info') or {}, dict).get('index', '')
+    return MathProblem(str(index), DAPO_TAIL.sub('', DAPO_HEAD.sub('', content)).strip(), truth)
 
 
 def aime_2024(row: Row) -> MathProblem:
@@ -151,7 +192,9 @@ def olympiad_bench(row: Row) -> MathProblem:
         raise SkippedError(f'{len(answers)} answers')
     if row.get('error'):
         raise SkippedError('a tolerance')
-    return MathProblem(str(field(row, 'id', (str, int))), field(row, 'question', str), answers[0].strip().strip('$'))
+    with inside('final_answer'):
+        answer = typed(answers[0], str).strip().strip('$')
+    return MathProblem(str(field(row, 'id', (str, int))), field(row, 'question', str), answer)
 
 
 def pairs(inputs: Any, outputs: Any) -> tuple[tuple[str, str], ...]:
@@ -166,12 +209,14 @@ def apps(row: Row) -> CodeProblem:
     levels = {'introductory': 1, 'interview': 2, 'competition': 3}
     if not field(row, 'input_output', (str, type(None))):
         raise SkippedError('no tests')
-    tests = unpacked(row, 'input_output')
-    if tests.get('fn_name'):
-        raise SkippedError('a function is called')
-    solutions = unpacked(row, 'solutions') if row.get('solutions') else []
+    with inside('input_output'):
+        tests = typed(json_of(row['input_output']), dict)
+        if tests.get('fn_name'):
+            raise SkippedError('a function is called')
+        found = pairs(tests.get('inputs'), tests.get('outputs'))
+    with inside('solutions'):
+        solutions = texts(json_of(typed(row['solutions'], str))) if row.get('solutions') else []
     name, level = str(field(row, 'problem_id', (str, int))), levels.get(str(row.get('difficulty')), 0)
-    found = pairs(tests.get('inputs'), tests.get('outputs'))
     return CodeProblem(name, field(row, 'question', str), found, solutions[0] if solutions else None, (), level)
 
 
@@ -182,17 +227,22 @@ def code_contests(row: Row) -> CodeProblem:
     """All tests: public, private and generated ones. Solutions in Python 3 only."""
     tests: list[tuple[str, str]] = []
     for name in ('public_tests', 'private_tests', 'generated_tests'):
-        part = field(row, name, (dict, type(None))) or {'input': [], 'output': []}
-        tests += pairs(part.get('input'), part.get('output'))
-    right, wrong = (
-        [text for text, language in zip(part.get('solution') or [], part.get('language') or [], strict=True)
-         if language == PYTHON3]
-        for part in (row.get('solutions') or {}, row.get('incorrect_solutions') or {})
-    )  # fmt: skip
-    return CodeProblem(
-        field(row, 'name', str), field(row, 'description', str), tuple(tests), right[0] if right else None,
-        tuple(wrong[:4]), int(row.get('difficulty') or 0),
-    )  # fmt: skip
+        with inside(name):
+            part = field(row, name, (dict, type(None))) or {'input': [], 'output': []}
+            tests += pairs(part.get('input'), part.get('output'))
+    right, wrong = in_python(row, 'solutions'), in_python(row, 'incorrect_solutions')
+    with inside('difficulty'):
+        level = int(typed(row.get('difficulty') or 0, (int, float)))
+    name, question = field(row, 'name', str), field(row, 'description', str)
+    return CodeProblem(name, question, tuple(tests), right[0] if right else None, tuple(wrong[:4]), level)
+
+
+def in_python(row: Row, name: str) -> list[str]:
+    """The programs in Python 3 of a field of code_contests, which may be missing."""
+    with inside(name):
+        part = typed(row.get(name) or {}, dict)
+        programs, languages = texts(part.get('solution') or []), typed(part.get('language') or [], list)
+        return [text for text, language in zip(programs, languages, strict=True) if language == PYTHON3]
 
 
 class TextOnly(pickle.Unpickler):
@@ -204,21 +254,28 @@ class TextOnly(pickle.Unpickler):
 
 def live_code_bench(row: Row) -> CodeProblem:
     """All tests. The private ones are JSON, or base64 of zlib of a pickle of JSON, which is read as text only."""
-    tests = unpacked(row, 'public_test_cases')
-    private = field(row, 'private_test_cases', str)
-    try:
-        tests += json.loads(private)
-    except json.JSONDecodeError:
-        try:
-            raw = zlib.decompress(base64.b64decode(private, validate=True))
-            tests += json.loads(TextOnly(io.BytesIO(raw)).load())
-        except (ValueError, zlib.error, pickle.UnpicklingError, TypeError, EOFError) as error:
-            raise TypeError(f"field 'private_test_cases' cannot be unpacked: {error}") from error
-    if any(test['testtype'] != 'stdin' for test in tests):
-        raise SkippedError('a function is called')
+    with inside('public_test_cases'):
+        tests = typed(json_of(field(row, 'public_test_cases', str)), list)
+    with inside('private_test_cases'):
+        tests += typed(private_tests(field(row, 'private_test_cases', str)), list)
+    with inside('public_test_cases or private_test_cases'):
+        if any(field(test, 'testtype', str) != 'stdin' for test in tests):
+            raise SkippedError('a function is called')
+        found = tuple((field(test, 'input', str), field(test, 'output', str)) for test in tests)
     level = {'easy': 1, 'medium': 2, 'hard': 3}.get(str(row.get('difficulty')), 0)
-    found = pairs([test['input'] for test in tests], [test['output'] for test in tests])
     return CodeProblem(field(row, 'question_id', str), field(row, 'question_content', str), found, None, (), level)
+
+
+def private_tests(text: str) -> Any:
+    """What the text holds, packed or not. Raises TypeError."""
+    try:
+        return json_of(text)
+    except ValueError:
+        pass
+    try:
+        return json_of(TextOnly(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load())
+    except (ValueError, LookupError, AttributeError, TypeError, EOFError, zlib.error, pickle.UnpicklingError) as error:
+        raise TypeError(f'cannot be unpacked: {error}') from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,7 +407,7 @@ class Order:
         return shuffled(self.size, self.seed, epoch)[place]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
 def shuffled(size: int, seed: int, epoch: int) -> tuple[int, ...]:
     things = list(range(size))
     random.Random(f'{seed} {epoch}').shuffle(things)

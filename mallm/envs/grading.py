@@ -6,8 +6,11 @@ this process. Nothing a model wrote is evaluated as Python. Where graders differ
 
   rounded values are wrong                  \frac{2}{3} against 0.67; a decimal must equal the fraction
   a per cent sign is a hundredth            25\% equals 0.25 and 1/4; 25 and 0.25 differ; on one side only, and of a
-                                            number from 1 on, it may be dropped: 25\% equals 25
+                                            number from 1 on, it may be dropped: 25\% equals 25, never 0.0025
   a unit on one side only is dropped        12 cm against 12; degrees likewise; two different units are wrong
+  one letter is a unit                      after a blank or in \text: 3m is 3 times m, against 3 it is wrong
+  a comma with a blank after it is a list   5, 125 against 5125 is wrong; 5,125 and 5\,125 are 5125
+  a blank between digits counts             1 2 is not 12, 3 1/2 is not 31/2
   inequalities equal their intervals        x<-2 or x>5 against (-\infty,-2)\cup(5,\infty)
   unequal numbers are unequal               however near zero: 2^{-90} against 2^{-91}
   a choice is its letter                    \text{(C)} against C
@@ -17,7 +20,7 @@ this process. Nothing a model wrote is evaluated as Python. Where graders differ
 Programs. Output is compared line by line. Blanks at the end of lines and empty lines at the end do not count, blanks at
 the beginning do, and between two tokens one counts as many. A token is compared as text; where the expected one has a
 decimal point or an exponent, as a number within a tolerance, and where it is a whole number, only a whole number equals
-it (3.0000001 is not 3). `tokens=True` forgets lines and indentation. In values that functions return, True is not 1.
+it (3.0000001 is not 3). `tokens=True` forgets lines and indentation.
 """
 
 import dataclasses
@@ -29,7 +32,6 @@ import math
 import os
 import pathlib
 import re
-from typing import Any
 
 from mallm.envs.python_tool import after_thoughts
 from mallm.envs.sandbox import Limits, Sandbox, SandboxError
@@ -91,22 +93,46 @@ def tidy(text: str) -> str:
     return text[:-1] if text.endswith('.') else text
 
 
-UNIT = re.compile(r'\s*\\(?:text|mathrm)\{\s*([^{}]*?)\s*\}(?:\^\{?([0-9])\}?)?$')
-NAMED_UNIT = re.compile(
-    r'(?<=[0-9}])\s*(cm|mm|km|m|kg|g|s|h|hours?|minutes?|seconds?|degrees?|dollars?|cents?|units?|miles?|feet|inches)$'
-)
+UNITS = (
+    'mm millimeter millimeters millimetre millimetres', 'cm centimeter centimeters centimetre centimetres',
+    'm meter meters metre metres', 'km kilometer kilometers kilometre kilometres', 'in inch inches', 'ft foot feet',
+    'yd yard yards', 'mi mile miles', 'mg milligram milligrams', 'g gram grams', 'kg kilogram kilograms',
+    'lb lbs pound pounds', 'ml milliliter milliliters', 'L liter liters litre litres', 's sec second seconds',
+    'min minute minutes', 'h hr hrs hour hours', 'day days', 'week weeks', 'month months', 'year years',
+    'degree degrees', 'dollar dollars', 'cent cents', 'unit units', 'N newton newtons', 'J joule joules',
+    'W watt watts', 'V volt volts',
+)  # fmt: skip
+"""Units that are written without \\text; those in one text are the same unit."""
+UNIT_OF = {name: names.split()[0] for names in UNITS for name in names.split()}
+POWER = r'(?:\s*\^\s*\{?\s*(?P<power>[0-9])\s*\}?)?$'
+LONG, SHORT = ('|'.join(name for name in UNIT_OF if (len(name) > 1) is long) for long in (True, False))
+MARKED_UNIT = re.compile(r'(?<=[0-9}])\s*\\(?:text|mathrm)\{\s*(?P<name>[^{}0-9]*?)\s*\}' + POWER)
+NAMED_UNIT = re.compile(rf'(?<=[0-9}}])\s*(?P<name>(?i:{LONG})|(?<=\s)(?:{SHORT}))' + POWER)
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """A number and its unit, which is empty where there is none."""
-    found = UNIT.search(text)
-    if found and found.start() and re.search(r'[0-9}]\s*$', text[: found.start()]):
-        return text[: found.start()].strip(), ' '.join((found[1] + (found[2] or '')).split())
-    named = NAMED_UNIT.search(text)
-    return (text[: named.start()].strip(), named[1]) if named else (text, '')
+    """A number and its unit under its first name, which is empty where there is none."""
+    found = MARKED_UNIT.search(text) or NAMED_UNIT.search(text)
+    if not found or found['name'].split()[:1] in (['or'], ['and']):
+        return text, ''
+    name, power = ' '.join(found['name'].split()), found['power'] or ''
+    for word, exponent in (('square ', '2'), ('sq ', '2'), ('cubic ', '3')):
+        if name.startswith(word):
+            name, power = name.removeprefix(word), exponent
+    return text[: found.start()].strip(), (UNIT_OF.get(name) or UNIT_OF.get(name.casefold(), name.casefold())) + power
 
 
-DIGITS = r'[0-9]{1,3}(?:(?:,|\{,\}|\\,|, ?)[0-9]{3})+|[0-9]+'
+def measured(gold: str, answer: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Both without their units. A letter right after a number is a unit where the other side marks it as one."""
+    sides = [without_unit(gold), without_unit(answer)]
+    for i, (text, unit) in enumerate(sides):
+        other = sides[1 - i][1]
+        if not unit and len(other) == 1 and re.search(rf'[0-9]{other}$', text):
+            sides[i] = text[:-1], other
+    return sides[0], sides[1]
+
+
+DIGITS = r'[1-9][0-9]{0,2}(?:(?:,|\{,\}| )[0-9]{3})+|[0-9]+'
 PLAIN = re.compile(rf'([-+]?)\s*((?:{DIGITS})?(?:\.[0-9]*)?)\s*(\\?%)?')
 SCIENCE = re.compile(r'([-+]?[0-9]*\.?[0-9]+)\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([-+]?[0-9]{1,3})\s*\}?')
 EXPONENT = re.compile(r'([-+]?[0-9]*\.?[0-9]+)[eE]([-+]?[0-9]{1,3})')
@@ -174,40 +200,67 @@ def latex(text: str) -> str:
     return re.sub(r'(?<![0-9])1i(?![a-zA-Z])', 'i', text)
 
 
-def same_text(one: str, other: str) -> bool | None:
-    """Whether two texts are equal but for blanks and a leading plus; None where more than letters' size differs.
+def same_text(one: str, other: str, *, words: bool) -> bool:
+    """Whether two texts are equal but for blanks that are not between digits, and a leading plus.
 
-    Size does not count in words. In formulas it does: A is not a.
+    Size does not count in words: in three letters or more, and in two where `words` says that they are no formula. In
+    formulas it does: A is not a.
     """
-    one, other = (text.replace(' ', '').removeprefix('+') for text in (one, other))
-    if one.casefold() != other.casefold():
-        return None
-    return one == other or (one.isalpha() and len(one) > 2)
+    one, other = (re.sub(r'(?<![0-9.]) | (?![0-9.])', '', text).removeprefix('+') for text in (one, other))
+    if one == other:
+        return True
+    return one.casefold() == other.casefold() and one.isalpha() and len(one) > (1 if words else 2)
+
+
+def variables(text: str) -> set[str]:
+    r"""Letters that stand for something: outside of commands, of \text and of words of three letters or more."""
+    bare = re.sub(r'\\(?:text|mathrm|textbf|mathbf|operatorname)\{[^{}]*\}|\\[a-zA-Z]+', ' ', text)
+    return {letter for run in re.findall('[a-zA-Z]+', bare) if len(run) < 3 for letter in run}
+
+
+def other_variables(wanted: str, said: str) -> bool:
+    """Whether two formulas differ in what math-verify overlooks: 3m or `3 or 4` against 3, A against a."""
+    mine, theirs = variables(wanted), variables(said)
+    if (number(wanted) is not None or number(said) is not None) and '=' not in wanted + said:
+        return bool((mine | theirs) - {'e', 'i'}) or bool(re.search(r'\b(?:or|and)\b', f'{wanted} {said}'))
+    return mine != theirs and {name.casefold() for name in mine} == {name.casefold() for name in theirs}
+
+
+def same_number(value: fractions.Fraction, other: fractions.Fraction, *, signs: tuple[bool, bool]) -> bool:
+    """Whether two numbers are equal; `signs` tells which were written with a per cent sign."""
+    if value == other or signs[0] == signs[1]:
+        return value == other
+    marked, plain = (value, other) if signs[0] else (other, value)
+    return abs(marked) >= fractions.Fraction(1, 100) and plain == 100 * marked
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def grade_math(gold: str, answer: str | None) -> Grade:
-    """Whether an answer, taken out of its box, equals the gold answer; see the head of this file for the policy."""
+def grade_math(gold: str, answer: str | None, *, isolated: bool = False) -> Grade:
+    """Whether an answer, taken out of its box, equals the gold answer; see the head of this file for the policy.
+
+    Raises SandboxError where the sandbox is broken, or lacks a wall and `isolated` demands it.
+    """
     if answer is None or len(answer) > LONGEST or not answer.strip():
         return Grade(False)
-    (wanted, unit), (said, said_unit) = without_unit(tidy(gold)), without_unit(tidy(answer))
+    (wanted, unit), (said, said_unit) = measured(tidy(gold), tidy(answer))
     if unit and said_unit and unit != said_unit:
         return Grade(False)
-    if (same := same_text(wanted, said)) is not None:
-        return Grade(same)
+    assigned = re.fullmatch(r'[a-zA-Z]\s*=\s*([^=]*)', said)
+    bare = assigned[1] if assigned and '=' not in wanted else said
+    value, other = number(wanted), number(bare)
+    if value is not None and other is not None:
+        return Grade(same_number(value, other, signs=('%' in wanted, '%' in said)))
+    if same_text(wanted, said, words='no' in (wanted.casefold(), said.casefold()) or r'\text' in gold + answer):
+        return Grade(True)
     clocks = CLOCK.fullmatch(wanted), CLOCK.fullmatch(said)
     if any(clocks):
         return Grade(all(clocks) and [*map(int, clocks[0].groups())] == [*map(int, clocks[1].groups())])  # type: ignore[union-attr]
     letters = CHOICE.fullmatch(wanted), CHOICE.fullmatch(said)
     if letters[0] and letters[1]:
         return Grade(letters[0][1] == letters[1][1])
-    assigned = re.fullmatch(r'[a-zA-Z]\s*=\s*([^=]*)', said)
-    value, other = number(wanted), number(assigned[1] if assigned and '=' not in wanted else said)
-    if value is not None and other is not None:
-        marked = other if '%' in said else value
-        dropped = ('%' in wanted) != ('%' in said) and abs(marked) >= fractions.Fraction(1, 100)
-        return Grade(value == other or (dropped and value in (other * 100, other / 100)))
-    return verify(latex(as_intervals(wanted)), latex(as_intervals(said)))
+    if other_variables(wanted, bare):
+        return Grade(False)
+    return verify(latex(as_intervals(wanted)), latex(as_intervals(said)), isolated=isolated)
 
 
 VERIFIER = r"""
@@ -226,9 +279,10 @@ print(json.dumps([bool(a), bool(right)]))
 """
 
 
-def verify(wanted: str, said: str) -> Grade:
-    """What math-verify says, in the sandbox. Raises SandboxError where the sandbox is broken."""
-    verdict = verifiers(os.getpid()).run(VERIFIER, json.dumps([wanted, said]), GRADING)
+def verify(wanted: str, said: str, *, isolated: bool = False) -> Grade:
+    """What math-verify says, in the sandbox; raises as `grade_math` does."""
+    limits = dataclasses.replace(GRADING, isolated=isolated)
+    verdict = verifiers(os.getpid()).run(VERIFIER, json.dumps([wanted, said]), limits)
     if not verdict.ok:
         return Grade(False, sure=False)
     _, right = json.loads(verdict.stdout.splitlines()[-1])
@@ -284,22 +338,3 @@ def same_output(expected: str, got: str, *, tolerance: float = 1e-6, tokens: boo
 
 def indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
-
-
-def same_value(expected: Any, got: Any, *, tolerance: float = 1e-6) -> bool:
-    """Whether a function returned what was expected: JSON values, lists for tuples. True is not 1; 0.3 is 0.1 + 0.2."""
-    if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
-        return type(expected) is type(got) and expected == got
-    if isinstance(expected, int | float) and isinstance(got, int | float):
-        if isinstance(expected, int) and isinstance(got, int):
-            return expected == got
-        return near(float(expected), float(got), tolerance)
-    if isinstance(expected, list | tuple) and isinstance(got, list | tuple):
-        return len(expected) == len(got) and all(
-            same_value(a, b, tolerance=tolerance) for a, b in zip(expected, got, strict=True)
-        )
-    if isinstance(expected, dict) and isinstance(got, dict):
-        return expected.keys() == got.keys() and all(
-            same_value(expected[key], got[key], tolerance=tolerance) for key in expected
-        )
-    return type(expected) is type(got) and bool(expected == got)

@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable
 from typing import ClassVar
 
-from mallm.envs.grading import Grade, boxed, grade_math
+from mallm.envs.grading import Grade, boxed, grade_math, verify
 from mallm.envs.problem_task import ProblemTask
 from mallm.envs.problems import MathProblem, made_math
 from mallm.envs.python_tool import ToolRun, cut, is_python, run_python_tool
@@ -115,19 +115,21 @@ def computed(ran: ToolRun) -> str | None:
     return lines[-1] if found is None else found
 
 
-def compared(problem: MathProblem, answer: str | None) -> Grade:
-    return grade_math(problem.answer, answer)
+def compared(world: MathTeam, answer: str | None) -> Grade:
+    return grade_math(world.problem.answer, answer, isolated=world.limits.isolated)
 
 
-def agree(one: str | None, other: str | None) -> bool:
-    return one is not None and other is not None and grade_math(one, other).right
+def agree(world: MathTeam, one: str | None, other: str | None) -> bool:
+    if one is None or other is None:
+        return False
+    return grade_math(one, other, isolated=world.limits.isolated).right
 
 
 def act_program(world: MathTeam, role: str, text: str) -> tuple[MathTeam, Reward]:
     """The program is run. What `tool` computes is shown to `reason`; what `solo` computes is the answer."""
     ran = run_python_tool(text, limits=world.limits)
     answer = computed(ran)
-    grade = compared(world.problem, answer)
+    grade = compared(world, answer)
     builds = ran.verdict is not None and is_python(ran.verdict)
     local = (('build', 0.1), ('format', -0.1 * (not builds)), ('run', 0.1 * (answer is not None)))
     kept = None if answer is None else answer[:LONGEST_ANSWER]
@@ -136,7 +138,7 @@ def act_program(world: MathTeam, role: str, text: str) -> tuple[MathTeam, Reward
     if role == 'tool':
         after = dataclasses.replace(world, now=now)
     else:
-        repeats = bool(world.rounds) and agree(world.rounds[-1].answer, kept)
+        repeats = bool(world.rounds) and agree(world, world.rounds[-1].answer, kept)
         now = dataclasses.replace(now, answer=kept)
         after = dataclasses.replace(
             world, rounds=(*world.rounds, now), now=Round(), solved=grade.right, over=repeats
@@ -147,12 +149,12 @@ def act_program(world: MathTeam, role: str, text: str) -> tuple[MathTeam, Reward
 def act_reason(world: MathTeam, text: str) -> tuple[MathTeam, Reward]:
     """The answer in the box ends the turn."""
     answer = boxed(text)
-    grade = compared(world.problem, answer)
+    grade = compared(world, answer)
     kept = None if answer is None else answer[:LONGEST_ANSWER]
     other = world.now.computed if 'tool' in world.order else (world.rounds[-1].answer if world.rounds else None)
     now = dataclasses.replace(world.now, reasoning=cut(text, LONGEST_TEXT), answer=kept)
     after = dataclasses.replace(
-        world, rounds=(*world.rounds, now), now=Round(), solved=grade.right, over=agree(other, kept)
+        world, rounds=(*world.rounds, now), now=Round(), solved=grade.right, over=agree(world, other, kept)
     )  # fmt: skip
     return after, earned(grade, (('box', 0.2), ('format', -0.2 * (answer is None))))
 
@@ -177,6 +179,13 @@ class MathTask(ProblemTask):
     def __post_init__(self) -> None:
         if self.team not in TEAMS:
             raise ValueError(f'team={self.team}: has to be one of {TEAMS}')
+
+    def about(self) -> tuple[str, ...]:
+        """See `ProblemTask`; the grader's own sandbox needs its walls as well where they are required."""
+        told = super().about()
+        if self.require_isolation:
+            verify('1', '1', isolated=True)
+        return told
 
     def made(self) -> Callable[[random.Random], MathProblem]:
         return made_math

@@ -5,6 +5,7 @@ known by its text, whose checksum says on which side it falls.
 """
 
 import dataclasses
+import itertools
 import math
 import random
 import zlib
@@ -57,12 +58,12 @@ def fold(text: str, folds: int = FOLDS) -> int:
 P = TypeVar('P', MathProblem, CodeProblem)
 
 
-def draw_until(make: Callable[[random.Random], P], seed: int, keeps: Callable[[int], bool]) -> P:
-    """The first problem of a seed that falls into the wanted folds."""
+def draw_until(make: Callable[[random.Random], P], seed: int, keeps: Callable[[P], bool]) -> P:
+    """The first problem of a seed that is of the wanted kind."""
     draw = random.Random(seed)
     for _ in range(1000):
         problem = make(draw)
-        if keeps(fold(problem.question)):
+        if keeps(problem):
             return problem
     raise ValueError(f'seed {seed}: 1000 problems were made and none is of this split')
 
@@ -103,62 +104,71 @@ def made_math(draw: random.Random) -> MathProblem:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A family of small programming tasks over a number k.
+    """A family of small programming tasks over two numbers, k and m.
 
     Attributes:
-      text: the task; `{k}` is the number.
-      solve: the expected output for a list of numbers and k.
-      golden: the body of a right program: `a` is the list, `k` the number.
+      text: the task; `{k}` and `{m}` are the numbers.
+      solve: the expected output for a list of numbers, k and m.
+      golden: the body of a right program: `a` is the list, `k` and `m` the numbers.
       wrong: bodies of programs that are wrong for some input.
     """
 
     text: str
-    solve: Callable[[list[int], int], Any]
+    solve: Callable[[list[int], int, int], Any]
     golden: str
     wrong: tuple[str, ...]
     level: int = 1
 
 
-READ = 'n = int(input())\na = list(map(int, input().split()))\nk = {k}\n'
+READ = 'n = int(input())\na = list(map(int, input().split()))\nk, m = {k}, {m}\n'
 KINDS: tuple[Kind, ...] = (
-    Kind('Print the sum of those numbers that are divisible by {k}.',
-         lambda a, k: sum(x for x in a if x % k == 0),
-         'print(sum(x for x in a if x % k == 0))',
-         ('print(sum(a))', 'print(sum(x for x in a if x % k == 0 and x > 0))')),
-    Kind('Print the largest difference of two of the numbers, times {k}.',
-         lambda a, k: (max(a) - min(a)) * k,
-         'print((max(a) - min(a)) * k)',
-         ('print((a[-1] - a[0]) * k)', 'print(max(a) - min(a))')),
-    Kind('Print the numbers in order from small to large, each increased by {k}, with one space between them.',
-         lambda a, k: ' '.join(str(x + k) for x in sorted(a)),
-         'print(*[x + k for x in sorted(a)])',
-         ('print(*[x + k for x in a])', 'print(*[x + k for x in sorted(set(a))])')),
-    Kind('Print how many of the numbers are larger than {k}.',
-         lambda a, k: sum(x > k for x in a),
-         'print(sum(x > k for x in a))',
-         ('print(sum(x >= k for x in a))', 'print(len(a))')),
-    Kind('Print the largest sum of numbers that stand next to each other (at least one), plus {k}.',
-         lambda a, k: max(sum(a[i:j]) for i in range(len(a)) for j in range(i + 1, len(a) + 1)) + k,
-         'best = now = a[0]\nfor x in a[1:]:\n    now = max(x, now + x)\n    best = max(best, now)\nprint(best + k)',
-         ('print(sum(x for x in a if x > 0) + k)', 'print(max(a) + k)'), 2),
-    Kind('Print the numbers in reverse order, each on a line of its own, without those equal to {k}.',
-         lambda a, k: '\n'.join(str(x) for x in reversed(a) if x != k),
-         'for x in reversed(a):\n    if x != k:\n        print(x)',
-         ('for x in reversed(a):\n    print(x)', 'for x in a:\n    if x != k:\n        print(x)')),
+    Kind('Print the sum of those numbers that are divisible by {k}, plus {m}.',
+         lambda a, k, m: sum(x for x in a if x % k == 0) + m,
+         'print(sum(x for x in a if x % k == 0) + m)',
+         ('print(sum(a) + m)', 'print(sum(x for x in a if x % k == 0 and x > 0) + m)')),
+    Kind('Print the largest difference of two of the numbers, times {k}, plus {m}.',
+         lambda a, k, m: (max(a) - min(a)) * k + m,
+         'print((max(a) - min(a)) * k + m)',
+         ('print((a[-1] - a[0]) * k + m)', 'print(max(a) - min(a) + m)')),
+    Kind('Print the numbers in order from small to large, each times {m} and then increased by {k}, with one space '
+         'between them.',
+         lambda a, k, m: ' '.join(str(x * m + k) for x in sorted(a)),
+         'print(*[x * m + k for x in sorted(a)])',
+         ('print(*[x * m + k for x in a])', 'print(*[x * m + k for x in sorted(set(a))])')),
+    Kind('Print how many of the numbers are larger than {k}, times {m}.',
+         lambda a, k, m: sum(x > k for x in a) * m,
+         'print(sum(x > k for x in a) * m)',
+         ('print(sum(x >= k for x in a) * m)', 'print(len(a) * m)')),
+    Kind('Print the largest sum of numbers that stand next to each other (at least one), times {m}, plus {k}.',
+         lambda a, k, m: max(sum(a[i:j]) for i in range(len(a)) for j in range(i + 1, len(a) + 1)) * m + k,
+         'best = now = a[0]\nfor x in a[1:]:\n    now = max(x, now + x)\n    best = max(best, now)\n'
+         'print(best * m + k)',
+         ('print(sum(x for x in a if x > 0) * m + k)', 'print(max(a) * m + k)'), 2),
+    Kind('Print the length of the longest run of neighbours in which each number is larger than the one before it, '
+         'times {m}, plus {k}.',
+         lambda a, k, m: max(n for i in range(len(a)) for n in range(1, len(a) - i + 1)
+                             if all(x < y for x, y in itertools.pairwise(a[i : i + n]))) * m + k,
+         'best = now = 1\nfor x, y in zip(a, a[1:]):\n    now = now + 1 if x < y else 1\n    best = max(best, now)\n'
+         'print(best * m + k)',
+         ('print(len(a) * m + k)', 'print(sum(x < y for x, y in zip(a, a[1:])) * m + k)'), 2),
+    Kind('Print the numbers in reverse order, each times {m} and on a line of its own, without those equal to {k}.',
+         lambda a, k, m: '\n'.join(str(x * m) for x in reversed(a) if x != k),
+         'for x in reversed(a):\n    if x != k:\n        print(x * m)',
+         ('for x in reversed(a):\n    print(x * m)', 'for x in a:\n    if x != k:\n        print(x * m)')),
 )  # fmt: skip
 FORM = 'The first line has a number n (1 to 20), the second n whole numbers between -20 and 20. '
 
 
 def made_code(draw: random.Random) -> CodeProblem:
     """A task of one of the kinds, with tests that its wrong programs fail."""
-    kind, k = draw.choice(KINDS), draw.randint(2, 19)
+    kind, k, m = draw.choice(KINDS), draw.randint(2, 19), draw.randint(2, 60)
     lists = [[k, -k, k + 1, k], [draw.randint(-20, 20)]]
     lists += [[draw.randint(-20, 20) for _ in range(draw.randint(2, 20))] for _ in range(6)]
-    tests = tuple((f'{len(a)}\n{" ".join(map(str, a))}\n', f'{kind.solve(a, k)}\n') for a in lists)
-    head = READ.format(k=k)
+    tests = tuple((f'{len(a)}\n{" ".join(map(str, a))}\n', f'{kind.solve(a, k, m)}\n') for a in lists)
+    head = READ.format(k=k, m=m)
     return CodeProblem(
-        f'made-{KINDS.index(kind)}-{k}',
-        FORM + kind.text.format(k=k),
+        f'made-{KINDS.index(kind)}-{k}-{m}',
+        FORM + kind.text.format(k=k, m=m),
         tests,
         head + kind.golden,
         tuple(head + body for body in kind.wrong),

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from mallm.envs.python_tool import after_thoughts
+
 LONGEST = 20_000
 """Characters at the end of an answer or an output that are looked at."""
 
@@ -39,8 +41,11 @@ PythonTool = Callable[[str, str], Ran]
 
 
 def final_answer(text: str) -> str | None:
-    """What follows the last `####` that starts a line, else the last line that is a list, else None."""
-    tail = text[-LONGEST:]
+    """What follows the last `####` that starts a line, else the last line that is a list, else None.
+
+    Thoughts are no answer, nor are those that were cut off.
+    """
+    tail = after_thoughts(text)[-LONGEST:]
     found = _ANSWER.findall(tail) or _LIST.findall(tail)
     return found[-1] if found else None
 

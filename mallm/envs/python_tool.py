@@ -12,10 +12,8 @@ PYTHON = {'python', 'python3', 'py', 'py3', 'python2', 'ipython', 'pycon'}
 
 
 def after_thoughts(text: str) -> str:
-    """What follows the last `</think>`; nothing where a thought was begun and never ended."""
-    if '</think>' in text:
-        return text.rpartition('</think>')[2]
-    return text.partition('<think>')[0]
+    """What follows the last `</think>`; nothing of a thought that was begun and never ended."""
+    return text.rpartition('</think>')[2].partition('<think>')[0]
 
 
 def blocks(text: str) -> Iterator[tuple[str, str, bool]]:

@@ -68,14 +68,16 @@ class WorkerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Seeded:
-    """A training world that is not made yet: making it is part of playing it, wherever that happens."""
+    """A training world that is not made yet, see `Task.train_at`; making it is part of playing it, wherever that is."""
 
     task: Task
     seed: int
+    position: int = 0
+    run: int = 0
 
 
 def made(world: World | Seeded) -> World:
-    return world.task.train(world.seed) if isinstance(world, Seeded) else world
+    return world.task.train_at(world.position, run=world.run, seed=world.seed) if isinstance(world, Seeded) else world
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ def judge(
     Args:
       folder: the run whose task, seed, turns and sampling are used; it plays every role that `parts` does not name.
       parts: by role; each may be another role of the same run.
-      boards: of each split; 0 for as many as the run reported on.
+      boards: of each split, or all that it has; 0 for as many as the run reported on.
       split: 'final' or 'held_out'; '' for the one that the run reported on.
       temperature: 0 is greedy.
 
@@ -67,8 +67,9 @@ def judge(
             f'{name}_by_difficulty': {str(k): round(v, 4) for k, v in outcome.by_difficulty().items()},
             f'{name}_faults': round(outcome.faults, 4),
             f'{name}_turns_to_solve': outcome.turns_to_solve,
+            {'success': 'boards', 'strict': 'boards_strict'}[name]: len(outcome.trajectories),
         }
-    return told | {'temperature': temperature, 'split': split, 'boards': boards, 'words': experiment.task.words()}
+    return told | {'temperature': temperature, 'split': split, 'words': experiment.task.words()}
 
 
 def company(host: Learned, guests: Mapping[str, tuple[Learned, str]]) -> tuple[JaxEngine, dict[str, str]]:

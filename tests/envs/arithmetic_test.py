@@ -55,6 +55,12 @@ def test_an_answer_is_its_last_number_and_clean_when_that_is_all():
     assert number_in('12 + 3 = 15') == (15, False) and number_in('none') == (None, False)
 
 
+def test_the_last_number_of_a_long_answer_counts_and_one_that_is_cut_through_does_not():
+    assert number_in('7 ' * 500 + 'and so it is 84') == (84, False)
+    assert number_in('1234' + ' ' * 254) == (None, False)  # the last 256 characters begin with 34
+    assert number_in('9' * 10_000)[0] is None
+
+
 def test_each_role_is_paid_for_being_right_itself():
     world = ArithmeticTask().train(3)
     target = world.target

@@ -147,5 +147,6 @@ def test_tests_are_read_in_order_without_repeats_and_not_endlessly():
     assert read_tests(written(('x' * 10000, '1'))) == ()
 
 
-def test_the_same_draw_makes_the_same_task():
+def test_the_same_draw_makes_the_same_task_and_other_draws_mostly_others():
     assert made_code(random.Random(3)) == made_code(random.Random(3))
+    assert len({made_code(random.Random(i)).question for i in range(1000)}) > 900

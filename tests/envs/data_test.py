@@ -18,6 +18,8 @@ from mallm.envs.code import CodeTask
 from mallm.envs.data import DataError, Order, decontaminated, load
 from mallm.envs.math import MathTask
 from mallm.envs.problems import CodeProblem, MathProblem
+from mallm.evaluate import available
+from mallm.rollout.workers import Seeded, made
 
 
 def lcb_packed(tests: list[dict]) -> str:
@@ -93,17 +95,61 @@ def test_a_row_of_each_of_the_papers_sets_becomes_its_problem(kind, suffix, tmp_
 @pytest.mark.parametrize(
     'kind, change, says',
     [
-        ('polaris', {'problem': None}, "polaris.jsonl, row 1, .*'problem' is NoneType"),
-        ('aime_2024', {'Answer': [2]}, "row 1, .*'Answer' is list"),
-        ('apps', {'input_output': '{'}, "row 1, .*'input_output' holds no JSON"),
+        ('polaris', {'problem': None}, "polaris.jsonl, row 1, .*'problem': is NoneType"),
+        ('aime_2024', {'Answer': [2]}, "row 1, .*'Answer': is list"),
+        ('apps', {'input_output': '{'}, "row 1, .*'input_output': Expecting"),
         ('apps', {'input_output': '{"inputs": ["1"], "outputs": []}'}, 'row 1, .*two lists of one length'),
-        ('live_code_bench', {'private_test_cases': 'AAAA'}, "row 1, .*'private_test_cases' cannot be unpacked"),
+        ('live_code_bench', {'private_test_cases': 'AAAA'}, "row 1, .*'private_test_cases': cannot be unpacked"),
         ('dapo_math', {'reward_model': {}}, "row 1, .*'ground_truth' is missing"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_with_file_row_and_field(kind, change, says, tmp_path):
     with pytest.raises(DataError, match=says):
         load(stored(tmp_path, kind, [ROWS[kind], ROWS[kind] | change]))
+
+
+JUNK = (None, 5, -1.5, 'x', '', [], {}, [5], [None], {'a': 1}, '[]', '{}', 'null', '5', '[' * 99_999, '1' * 5000)
+
+
+@pytest.mark.parametrize('kind', WANTED)
+def test_whatever_a_field_holds_the_row_is_read_skipped_or_refused_by_the_fields_name(kind, tmp_path):
+    refused = {}
+    for name in ROWS[kind]:
+        for value in JUNK:
+            load.cache_clear()
+            try:
+                load(stored(tmp_path, kind, [ROWS[kind], ROWS[kind] | {'other': 1, name: value}]))
+            except DataError as error:
+                refused[str(error)] = name
+    assert all(f'{kind}.jsonl, row 1' in said and name in said for said, name in refused.items())
+    assert len(refused) > 5
+
+
+def test_a_test_with_more_digits_than_python_reads_is_kept_as_it_is_written(tmp_path):
+    many = '7' * 5000
+    row = ROWS['apps'] | {'input_output': f'{{"inputs": [[12, {many}]], "outputs": [{many}]}}'}
+    problems, manifest = load(stored(tmp_path, 'apps', [row]))
+    assert problems[0].tests == ((f'12\n{many}', many),) and manifest.skipped == ()
+    (tmp_path / 'whole.jsonl').write_text(json.dumps(ROWS['apps'])[:-1] + f', "other": {many}}}')
+    assert load(f'apps:{tmp_path}/whole.jsonl')[1].kept == 1
+
+
+@pytest.mark.parametrize(
+    'file, content, says',
+    [
+        ('a.json', b'[{}, 5]', r"a.json, row 0, as 'polaris': field 'problem' is missing"),
+        ('b.json', json.dumps([ROWS['polaris'], 5]).encode(), r'b.json, row 1: a row is an object .*is int, not dict'),
+        ('c.json', b'{}', r'c.json, row 0: is no json: it is no list'),
+        ('d.json', b'[', r'd.json, row 0: is no json: Expecting'),
+        ('e.jsonl', b'\xff\xfe', r'e.jsonl, row 0: is no jsonl: .*decode'),
+        ('f.jsonl', b'5', r'f.jsonl, row 0: a row is an object .*is int, not dict'),
+        ('g.parquet', b'PAR2', r'g.parquet, row 0: is no parquet'),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused_with_file_and_row(file, content, says, tmp_path):
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        load(f'polaris:{tmp_path}/{file}')
 
 
 def test_files_that_are_missing_broken_or_of_another_kind_say_so(tmp_path):
@@ -119,7 +165,7 @@ def test_files_that_are_missing_broken_or_of_another_kind_say_so(tmp_path):
         load(f'apps:{tmp_path}/broken.jsonl')
     load.cache_clear()
     (tmp_path / 'broken.jsonl').write_text('{"b"')
-    with pytest.raises(DataError, match=r'broken.jsonl, row 0: is no JSON'):
+    with pytest.raises(DataError, match=r'broken.jsonl, row 0: is no jsonl'):
         load(f'apps:{tmp_path}/broken.jsonl')
 
 
@@ -209,10 +255,63 @@ def test_a_task_from_files_trains_on_what_no_split_holds_and_no_final_set_shares
     assert said[0].startswith('sandbox walls') and 'polaris: 900 of 900 rows of polaris.jsonl' in said[1]
 
 
+def long(i: int) -> str:
+    return ' '.join(f'word{i * k}' for k in range(3, 20))
+
+
+def test_problems_of_a_file_come_once_an_epoch_in_an_order_of_the_run_that_needs_nothing_to_resume(tmp_path):
+    rows = [ROWS['polaris'] | {'problem': long(i)} for i in range(300)]
+    task = MathTask(problems=stored(tmp_path, 'polaris', rows))
+    many = len(task.parts().training)
+    at = lambda position, run=0: made(Seeded(task, 99, position, run)).problem.question  # noqa: E731
+    epochs = [[at(many * epoch + i) for i in range(many)] for epoch in range(2)]
+    assert len(set(epochs[0])) == many > 200 and set(epochs[0]) == set(epochs[1]) and epochs[0] != epochs[1]
+    assert [at(i) for i in range(many - 3, many + 3)] == epochs[0][-3:] + epochs[1][:3]
+    assert [at(i, run=1) for i in range(many)] != epochs[0]
+
+
+def test_what_is_trained_on_shares_no_run_of_words_with_what_is_held_out_and_all_losses_are_counted(tmp_path):
+    rows = [ROWS['polaris'] | {'problem': long(i)} for i in range(400)]
+    alone = MathTask(problems=stored(tmp_path, 'polaris', rows))
+    taken = [part[0].question for part in alone.parts().held_out]
+    copies = [ROWS['polaris'] | {'problem': f'{many * "Well "}{text}'} for text in taken for many in range(1, 9)]
+    task = MathTask(problems=stored(tmp_path, 'copied', rows + copies).replace('copied', 'polaris', 1))
+    trained, lost = task.parts().training, dict(task.parts().left_out)
+    held = {problem.question for part in task.parts().held_out for problem in part}
+    assert not [p for p in trained if any(text in p.question for text in taken)] and set(taken) <= held
+    assert len(trained) + len(held) + lost['shared with a held-out problem'] == 432
+    assert lost['shared with a held-out problem'] >= 20 and lost['shared with a final set'] == 0
+    assert "'shared with a held-out problem': " in task.about()[-1]
+
+
+def test_a_strict_split_has_the_harder_problems_where_there_are_levels_and_says_so(tmp_path):
+    rows = [ROWS['polaris'] | {'problem': long(i), 'difficulty': f'{i % 8}/8'} for i in range(900)]
+    task = MathTask(problems=stored(tmp_path, 'polaris', rows))
+    levels = {split: {p.level for p in task.read(split)} for split in (HELD_OUT, STRICT, FINAL, FINAL_STRICT)}
+    assert min(levels[STRICT] | levels[FINAL_STRICT]) >= 6 > max(min(levels[HELD_OUT]), min(levels[FINAL]))
+    assert 'strict splits: level 6 up' in task.about()[-1]
+    assert all(MathTask().test(STRICT, i).problem.level >= 2 for i in range(20))
+    flat = MathTask(
+        problems=stored(tmp_path, 'flat', [row | {'difficulty': ''} for row in rows]).replace('flat', 'polaris', 1)
+    )
+    assert 'no harder' in flat.about()[-1] and len(flat.read(STRICT)) > 5
+
+
+def test_each_problem_of_a_small_final_set_is_played_once(tmp_path):
+    final = [ROWS['aime_2024'] | {'ID': str(i), 'Problem': long(i)} for i in range(30)]
+    task = MathTask(final=stored(tmp_path, 'aime_2024', final))
+    assert task.instances(FINAL) == task.instances(FINAL_STRICT) == 30 and task.instances(HELD_OUT) is None
+    assert (
+        available(task, FINAL, 120) == 30 and available(task, FINAL, 7) == 7 and available(task, HELD_OUT, 120) == 120
+    )
+    assert len({task.test(FINAL, i) for i in range(30)}) == 30
+
+
 def test_a_tester_is_not_trained_on_tasks_without_a_golden_program(tmp_path):
     rows = [ROWS['apps'] | {'problem_id': i, 'question': f'Multiply by {i}.'} for i in range(400)]
     rows = [row | ({} if i % 2 else {'solutions': ''}) for i, row in enumerate(rows)]
     task = CodeTask(problems=stored(tmp_path, 'apps', rows))
     assert all(task.train(seed).problem.golden for seed in range(200))
+    assert dict(task.parts().left_out)['no golden program'] == 200
     alone = dataclasses.replace(task, team=('coder',))
     assert not all(alone.train(seed).problem.golden for seed in range(200))

@@ -6,10 +6,11 @@ import pytest
 
 from experiments import code_at_grpo, math_at_grpo
 from mallm.cli import smoke
+from mallm.envs import grading
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, World
 from mallm.envs.math import MathTask, MathTeam
 from mallm.envs.problems import MathProblem
-from mallm.envs.sandbox import Limits
+from mallm.envs.sandbox import Limits, Sandbox, SandboxError
 from tests.envs.scripted import HOSTILE, play
 
 QUICK = Limits(cpu_s=1)
@@ -99,6 +100,17 @@ def test_made_problems_have_the_answers_they_say_and_no_two_splits_share_one():
             a, b, c = (int(part) for part in problem.question.replace('x', '').split() if part.rstrip('.').isdigit())
             top, _, bottom = problem.answer.removeprefix(r'\frac{').rstrip('}').partition('}{')
             assert a * int(top) == (c - b) * int(bottom or 1)
+
+
+def test_the_grader_needs_the_walls_that_the_task_requires(monkeypatch):
+    weak = Sandbox(workers=1, strong=False)
+    monkeypatch.setattr(grading, 'verifiers', lambda pid: weak)
+    asked = MathTask(require_isolation=True).world(MathProblem('p', 'How long?', r'\sqrt{2}'), training=True)
+    with pytest.raises(SandboxError, match='isolation was asked for'):
+        asked.act('reason', r'\boxed{\sqrt{3}+1}')
+    with pytest.raises(SandboxError, match='isolation was asked for'):
+        MathTask(require_isolation=True).about()
+    weak.close()
 
 
 def test_a_team_that_does_not_exist_is_refused():
