@@ -170,7 +170,7 @@ def summarise(
         'words': experiment.task.words(),
         'split': settings.split,
         'boards': len(worlds),
-        'boards_distinct': len(set(worlds)),
+        'boards_distinct': len({world.render() for world in worlds}),
         'boards_strict': available(task, strict, wanted),
         'reward': experiment.task.rewarded,
     }
