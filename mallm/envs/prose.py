@@ -11,7 +11,8 @@ from typing import Any, Protocol
 LONGEST = 20_000
 """Characters at the end of an answer or an output that are looked at."""
 
-_ANSWER = re.compile(r'^[^\S\n]*####(?!#)[^\S\n]*(\S.*)$', re.MULTILINE)
+ANSWER = re.compile(r'^[^\S\n]*####(?!#)[^\S\n]*(\S.*)$', re.MULTILINE)
+"""What follows a `####` that starts a line and has something after it."""
 _ACTIONS = re.compile(r'^[^\S\n]*\**[^\S\n]*Actions?(?:[^\S\n]+List)?[^\S\n]*\**[^\S\n]*:[^\S\n]*\**(.*)$', re.M | re.I)
 _LIST = re.compile(r'^[^\S\n]*(\[.*\])[^\S\n]*$', re.MULTILINE)
 
@@ -41,7 +42,7 @@ PythonTool = Callable[[str, str], Ran]
 def final_answer(text: str) -> str | None:
     """What follows the last `####` that starts a line, else the last line that is a list, else None."""
     tail = text[-LONGEST:]
-    found = _ANSWER.findall(tail) or _LIST.findall(tail)
+    found = ANSWER.findall(tail) or _LIST.findall(tail)
     return found[-1] if found else None
 
 
