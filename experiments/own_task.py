@@ -6,7 +6,7 @@ import random
 import re
 
 from mallm.cli import main
-from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
+from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task, pool
 from mallm.experiment import Experiment
 from mallm.types import Message, Reward
 
@@ -30,20 +30,20 @@ class Pair:
         digit = (re.findall('[0-9]', text) or ['?'])[-1]
         after = dataclasses.replace(self, digits=(self.digits + digit)[:2])
         good = float(not self.over and any(pair.startswith(after.digits) for pair in self.right()))
-        return after, Reward(good, form := -0.1 * (text != digit), (('good', good), ('format', form)))
+        return after, Reward(good, form := -0.1 * (not re.fullmatch('[0-9]', text)), (('good', good), ('format', form)))
 
     def render(self) -> str:
         return f'{self.total} without {self.banned}: {self.digits}'
 
 
 class PairTask(Task):
-    def train(self, seed: int, held_out: bool = False, most: int = 10) -> Pair:
+    def train(self, seed: int, folds: tuple[int, ...] = (2, 3, 4), most: int = 10) -> Pair:
         every = [Pair(total, banned) for total in range(19) for banned in '0123456789']
-        mine = [p for p in every if ((p.total + int(p.banned)) % 5 == 0) == held_out and 0 < len(p.right()) <= most]
+        mine = [p for p in every if (p.total + int(p.banned)) % 5 in folds and 0 < len(p.right()) <= most]
         return random.Random(seed).choice(mine)
 
     def test(self, split: int, index: int) -> Pair:
-        return self.train(split + index, held_out=True, most=4 if split in (STRICT, FINAL_STRICT) else 10)
+        return self.train(split + index, (int(pool(split) == 'final'),), 4 if split in (STRICT, FINAL_STRICT) else 10)
 
     def difficulty(self, world: Pair) -> int:
         return 10 - len(world.right())

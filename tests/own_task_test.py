@@ -25,6 +25,8 @@ def test_its_rewards_by_hand():
     assert after.act('second', '7')[1].team == 1 and after.act('second', '7')[0].solved
     assert after.act('second', '6')[1].team == 0 and not after.act('second', '6')[0].solved
     assert world.act('first', '5')[1].team == 0  # 4 would be needed
+    for text in ('?', '', '77', '\u0667'):  # no digit alone
+        assert world.act('first', text)[1].local == -0.1
     assert world.act('first', '')[0].act('second', '9')[0].solved is False
 
 

@@ -65,6 +65,11 @@ REPORTED = {'final': (FINAL, FINAL_STRICT), 'held_out': (HELD_OUT, STRICT)}
 """The splits that a report plays, the strict one second, by the name that settings have for them."""
 
 
+def pool(split: int) -> str:
+    """'held_out' for the splits that are watched in training, 'final' for those that no tuning sees."""
+    return 'final' if split in REPORTED['final'] else 'held_out'
+
+
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
     """What a role could have written to what it saw."""

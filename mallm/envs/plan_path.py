@@ -1,7 +1,7 @@
 """Plan-Path: walk from a start to a goal on a map with random walls. Its rules, exact distances, generator, routes.
 
 A layout is a map's walls and goal up to rotation and reflection. A stable hash puts each into one of 8 folds; fold 0 is
-held out, so that no held-out map is a training map turned round, nor one with its start elsewhere.
+held out and fold 1 final, so that no such map is a training map turned round, nor one with its start elsewhere.
 """
 
 import dataclasses
@@ -10,20 +10,18 @@ import hashlib
 import random
 import re
 
+from mallm.config import require
+from mallm.envs.games import POOLS, GenerationError, keeps, play_until_solved
 from mallm.envs.sokoban_board import MOVES, cells_of, neighbours, steps, symmetries
 
 FOLDS = 8
-"""Layouts fall into this many folds; fold 0 is held out."""
+"""Layouts fall into this many folds; fold 0 is held out, fold 1 is final."""
 
 LEG_CAP = 16
 """A route has at most this many legs; the rest is dropped and `truncated` says so."""
 
 _WORDS = {'UP': 'U', 'DOWN': 'D', 'LEFT': 'L', 'RIGHT': 'R'}
 _LEG = re.compile(r'(?P<silent>[\s,;]+)|(?P<word>[A-Za-z]+)[ ]?(?P<steps>[0-9]*)|.', re.DOTALL)
-
-
-class GenerationError(RuntimeError):
-    """No map fits the spec within its tries."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,14 +67,7 @@ class Maze:
 
 def play(maze: Maze, letters: str) -> tuple[Maze, int]:
     """The position after the moves, and how many of them were not possible; nothing is moved once it is solved."""
-    blocked = 0
-    for letter in letters:
-        if maze.solved:
-            break
-        after = maze.move(letter)
-        blocked += after is None
-        maze = after or maze
-    return maze, blocked
+    return play_until_solved(maze, letters, Maze.move)
 
 
 # Distances.
@@ -196,7 +187,7 @@ class MazeSpec:
       walls: probability of a wall, independently for each cell.
       optimal: fewest and most moves of a shortest path.
       detour: fewest moves by which a shortest path exceeds the city-block distance.
-      layouts: 'any', 'train' (never a held-out layout) or 'held_out' (only those).
+      layouts: 'any', 'train' (never a held-out or final layout), 'held_out' or 'final' (only those).
       tries: maps drawn before giving up.
     """
 
@@ -208,21 +199,17 @@ class MazeSpec:
     tries: int = 4000
 
     def __post_init__(self) -> None:
-        rules = (
-            ('size', 2 <= self.size <= 32, 'between 2 and 32', 'use 10'),
-            ('walls', 0 <= self.walls < 1, 'a probability below 1', 'use 0.22'),
-            ('optimal', 1 <= self.optimal[0] <= self.optimal[1], '(fewest, most) moves, at least 1', 'use (1, 40)'),
-            ('detour', self.detour >= 0, 'at least 0', 'use 0'),
-            ('layouts', self.layouts in ('any', 'train', 'held_out'), "'any', 'train' or 'held_out'", "use 'any'"),
-            ('tries', self.tries >= 1, 'at least 1', 'use 4000'),
-        )
-        for name, holds, rule, remedy in rules:
-            if not holds:
-                raise ValueError(f'MazeSpec.{name}={self.__dict__[name]!r} must be {rule}: {remedy}')
+        fewest, most = self.optimal
+        require(2 <= self.size <= 32, 'MazeSpec.size', self.size, 'must be between 2 and 32: use 10')
+        require(0 <= self.walls < 1, 'MazeSpec.walls', self.walls, 'must be a probability below 1: use 0.22')
+        require(1 <= fewest <= most, 'MazeSpec.optimal', self.optimal, 'must be (fewest, most) moves: use (1, 40)')
+        require(self.detour >= 0, 'MazeSpec.detour', self.detour, 'must be at least 0: use 0')
+        require(self.layouts in POOLS, 'MazeSpec.layouts', self.layouts, f"must be one of {POOLS}: use 'any'")
+        require(self.tries >= 1, 'MazeSpec.tries', self.tries, 'must be at least 1: use 4000')
 
 
 def layout_fold(maze: Maze) -> int:
-    """The fold of the map's layout, 0 to FOLDS - 1; fold 0 is held out."""
+    """The fold of the map's layout, 0 to FOLDS - 1."""
     text = ','.join(map(str, maze.layout_key())).encode()
     return hashlib.blake2b(text, digest_size=8).digest()[0] % FOLDS
 
@@ -247,7 +234,7 @@ def fits(maze: Maze, spec: MazeSpec) -> bool:
     moves = distance(maze)
     if moves is None or not spec.optimal[0] <= moves <= spec.optimal[1] or moves - city_block(maze) < spec.detour:
         return False
-    return spec.layouts == 'any' or (layout_fold(maze) == 0) == (spec.layouts == 'held_out')
+    return spec.layouts == 'any' or keeps(spec.layouts, layout_fold(maze))
 
 
 def _draw(draw: random.Random, spec: MazeSpec) -> Maze | None:

@@ -4,30 +4,26 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
-from mallm.envs import games, plan_path, plan_path_prose
-from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
+from mallm.envs import plan_path, plan_path_prose
+from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, pool
+from mallm.envs.game_task import GameTask
 from mallm.envs.plan_path import Maze, MazeSpec
-from mallm.envs.plan_path_team import COMPACT, NEARNESS, ORACLE, PlanPathTeam, Rules
-from mallm.envs.python_tool import run_python_tool
+from mallm.envs.plan_path_team import COMPACT, NEARNESS, ORACLE, PlanPathTeam, Rules, Speech
 from mallm.envs.shaping import OUTCOME
 from mallm.envs.sokoban_board import MOVES
 
 SHAPINGS = {'oracle': ORACLE, 'nearness': NEARNESS, 'outcome': OUTCOME}
-SPEECHES = {'compact': COMPACT, 'text': plan_path_prose.speech(run_python_tool)}
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanPathTask(Task):
-    """Which maps are walked, by which team, for which reward.
+class PlanPathTask(GameTask):
+    """Which maps are walked, by which team, for which reward; see `GameTask`.
 
     Attributes:
-      team: the roles in acting order: ('tool', 'plan'), ('plan',) or ('solo',).
       size: cells a side.
       walls: probability of a wall, independently for each cell.
       optimal: fewest and most moves of a shortest path.
       reward: 'oracle' asks a search how much nearer the goal came; 'nearness' and 'outcome' do not.
-      style: 'compact' for the tiny policy; 'text' for real language models: words, and a tool that writes Python. That
-        has no demonstrations, and a whole solution fits in a turn.
       moves: most moves executed in one turn.
       legs: most legs of a route that are walked.
     """
@@ -36,17 +32,15 @@ class PlanPathTask(Task):
     difficulty_name: ClassVar[str] = 'shortest path'
     floor_name: ClassVar[str] = 'random mover'
 
-    team: tuple[str, ...] = ('tool', 'plan')
     size: int = 10
     walls: float = 0.22
     optimal: tuple[int, int] = (1, 40)
     reward: Literal['oracle', 'nearness', 'outcome'] = 'oracle'
-    style: Literal['compact', 'text'] = 'compact'
     moves: int = 8
     legs: int = 4
 
     def __post_init__(self) -> None:
-        games.require_team(self.team)
+        super().__post_init__()
         self.spec('any')
 
     @property
@@ -54,11 +48,15 @@ class PlanPathTask(Task):
         moves = self.moves if self.style == 'compact' else self.size**2
         return Rules(moves=moves, legs=self.legs, shaping=SHAPINGS[self.reward])
 
+    @property
+    def speech(self) -> Speech:
+        return COMPACT if self.style == 'compact' else plan_path_prose.speech(self.python)
+
     def spec(self, layouts: str, *, detour: int = 0) -> MazeSpec:
         return MazeSpec(self.size, self.walls, self.optimal, detour, layouts)
 
     def world(self, maze: Maze) -> PlanPathTeam:
-        return PlanPathTeam(maze, self.rules, self.team, SPEECHES[self.style])
+        return PlanPathTeam(maze, self.rules, self.team, self.speech)
 
     def train(self, seed: int) -> PlanPathTeam:
         """A fresh training map: never a held-out layout."""
@@ -67,7 +65,7 @@ class PlanPathTask(Task):
     def test(self, split: int, index: int) -> PlanPathTeam:
         """Map `index` of a held-out split. In the strict splits walls force a way round: at least 2 moves longer."""
         detour = 2 if split in (STRICT, FINAL_STRICT) else 0
-        return self.world(plan_path.generate(split + index, self.spec('held_out', detour=detour)))
+        return self.world(plan_path.generate(split + index, self.spec(pool(split), detour=detour)))
 
     def difficulty(self, world: PlanPathTeam) -> int:
         """Moves of a shortest path."""
@@ -75,13 +73,10 @@ class PlanPathTask(Task):
 
     def floor(self, world: PlanPathTeam, turns: int, seed: int) -> bool:
         """Whether as many random moves as a team may make reach the goal."""
-        return plan_path.random_walk(world.maze, turns * self.moves, seed)
+        return plan_path.random_walk(world.maze, turns * self.rules.moves, seed)
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         return beginner(seed, self) if self.style == 'compact' else []
-
-    def about(self) -> tuple[str, ...]:
-        return games.about(self.style)
 
 
 def beginner(seed: int, task: PlanPathTask) -> list[Demonstration]:

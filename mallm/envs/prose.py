@@ -13,7 +13,8 @@ from mallm.envs.python_tool import after_thoughts
 LONGEST = 20_000
 """Characters at the end of an answer or an output that are looked at."""
 
-_ANSWER = re.compile(r'^[^\S\n]*####(?!#)[^\S\n]*(\S.*)$', re.MULTILINE)
+ANSWER = re.compile(r'^[^\S\n]*####(?!#)[^\S\n]*(\S.*)$', re.MULTILINE)
+"""What follows a `####` that starts a line and has something after it."""
 _ACTIONS = re.compile(r'^[^\S\n]*\**[^\S\n]*Actions?(?:[^\S\n]+List)?[^\S\n]*\**[^\S\n]*:[^\S\n]*\**(.*)$', re.M | re.I)
 _LIST = re.compile(r'^[^\S\n]*(\[.*\])[^\S\n]*$', re.MULTILINE)
 
@@ -46,7 +47,7 @@ def final_answer(text: str) -> str | None:
     Thoughts are no answer, nor are those that were cut off.
     """
     tail = after_thoughts(text)[-LONGEST:]
-    found = _ANSWER.findall(tail) or _LIST.findall(tail)
+    found = ANSWER.findall(tail) or _LIST.findall(tail)
     return found[-1] if found else None
 
 

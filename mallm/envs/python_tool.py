@@ -95,3 +95,11 @@ def run_python_tool(text: str, stdin: str = '', limits: Limits = DEFAULT) -> Too
     """Runs the program in an answer. No text raises; a broken sandbox does (SandboxError)."""
     code = extract_code(text)
     return ToolRun(code, None if code is None else sandbox.run(code, stdin, limits))
+
+
+ISOLATED = dataclasses.replace(DEFAULT, isolated=True)
+
+
+def run_isolated(text: str, stdin: str = '') -> ToolRun:
+    """`run_python_tool`, refused (SandboxError) where a wall of the sandbox is missing."""
+    return run_python_tool(text, stdin, ISOLATED)

@@ -9,6 +9,8 @@ import functools
 import hashlib
 import random
 
+from mallm.config import require
+from mallm.envs.games import POOLS, GenerationError
 from mallm.envs.sokoban_board import MOVES, Board, cells_of, inner_cells, reachable, walk
 from mallm.envs.sokoban_program import (
     PUSH_CAP,
@@ -63,10 +65,6 @@ _SEARCH_LIMIT = 20_000  # expanded states; a board with many boxes that needs mo
 _TRIES_A_COUNT = 300  # 6x6 boards need 24 on average, so that giving up on a count that has some is rare
 
 
-class GenerationError(RuntimeError):
-    """No board fits the spec within its tries."""
-
-
 @dataclasses.dataclass(frozen=True)
 class BoardSpec:
     """Which boards to generate. Raises ValueError with value, rule and remedy.
@@ -90,23 +88,22 @@ class BoardSpec:
     tries: int = 2000
 
     def __post_init__(self) -> None:
+        span = self.optimal
         rules = (
-            ('size', 3 <= self.size <= 64, 'between 3 and 64 with the border', 'use 6 for a 4x4 interior'),
-            ('boxes', self.boxes >= 1, 'at least 1', 'use 1'),
-            ('wall_density', 0 <= self.wall_density < 1, 'a probability below 1', 'use 0.2'),
+            ('size', 3 <= self.size <= 64, 'between 3 and 64 with the border: use 6 for a 4x4 interior'),
+            ('boxes', self.boxes >= 1, 'at least 1: use 1'),
+            ('wall_density', 0 <= self.wall_density < 1, 'a probability below 1: use 0.2'),
             (
                 'optimal',
-                len(self.optimal) == 2 and 1 <= self.optimal[0] <= self.optimal[1],
-                'two numbers of moves (fewest, most) with 1 <= fewest <= most',
-                'use (2, 11)',
+                len(span) == 2 and 1 <= span[0] <= span[1],
+                'two numbers of moves, fewest and most: use (2, 11)',
             ),
-            ('min_inner_walls', self.min_inner_walls >= 0, 'at least 0', 'use 0'),
-            ('layouts', self.layouts in ('any', 'train', 'held_out'), "'any', 'train' or 'held_out'", "use 'any'"),
-            ('tries', self.tries >= 1, 'at least 1', 'use 2000'),
+            ('min_inner_walls', self.min_inner_walls >= 0, 'at least 0: use 0'),
+            ('layouts', self.layouts in POOLS[:3], "'any', 'train' or 'held_out': use 'any'"),
+            ('tries', self.tries >= 1, 'at least 1: use 2000'),
         )
-        for name, holds, rule, remedy in rules:
-            if not holds:
-                raise ValueError(f'BoardSpec.{name}={self.__dict__[name]!r} must be {rule}: {remedy}')
+        for name, holds, rule in rules:
+            require(holds, f'BoardSpec.{name}', vars(self)[name], f'must be {rule}')
 
 
 def layout_fold(board: Board) -> int:

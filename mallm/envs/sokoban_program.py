@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import NamedTuple
 
+from mallm.envs.prose import ANSWER
 from mallm.envs.sokoban_board import Board, cells_of, push_stand, steps, walk
 
 PUSH_CAP = 64
@@ -14,7 +15,6 @@ _TOKEN = re.compile(
     r'(?P<silent>[\s,;:\uff0c\uff1b\uff1a\u3001\[\](){}"\'`]+)|(?P<word>[A-Za-z]+)|#(?P<box>[0-9]+)|(?P<number>[0-9]+)|.',
     re.DOTALL,
 )
-_ANSWER = re.compile(r'^[^\S\n]*####(?!#)[^\S\n]*(\S.*)$', re.MULTILINE)
 
 
 class Push(NamedTuple):
@@ -139,7 +139,7 @@ def _nth_box(board: Board, number: int) -> int:
 
 def _answer(text: str) -> str:
     """What follows the last `####` that starts a line and has something after it (a row of walls has not)."""
-    found = _ANSWER.findall(text)
+    found = ANSWER.findall(text)
     return found[-1] if found else text
 
 

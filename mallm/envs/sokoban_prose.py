@@ -36,7 +36,7 @@ def show(world: SokobanTeam, role: str) -> tuple[Message, ...]:
         f'At most {world.rules.moves} moves are made in a turn.',
     ]
     if world.failed:
-        told.append(f'Lists that could not be done on this board: {world.failed[1:].replace("!", ", ")}')
+        told.append(f'Lists whose last move cannot be done from here: {world.failed[1:].replace("!", ", ")}')
     if role == 'plan' and execution is not None:
         ended = f'then {execution.stuck} cannot be done' if execution.stuck else 'all of them can be done'
         told.append(
@@ -76,6 +76,16 @@ def moves(text: str) -> str:
     return ('?' if text.strip() else '') if answer is None else answer
 
 
+def failures(world: SokobanTeam, program: str, execution: Execution | None, board: Board) -> str:
+    """Lists that cannot be done on `board`, each up to the move in the way. One step makes other lists possible."""
+    stuck = '' if execution is None else execution.stuck
+    if execution is not None and stuck and board == world.board:
+        return f'{world.failed}!{program[: execution.pushes + 1]}'
+    if board == world.board:
+        return world.failed
+    return f'!{stuck}' if stuck and execution is not None and board == execution.board else ''
+
+
 def speech(python: PythonTool) -> Speech:
     """How to speak to real language models whose programs `python` runs."""
-    return Speech(show, Programmer(python), moves, waits=True)
+    return Speech(show, Programmer(python), moves, failures, waits=True)

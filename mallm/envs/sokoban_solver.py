@@ -15,6 +15,9 @@ TABLE_STATES = 20_000
 _MATCHED_BOXES = 8  # the matching costs 2**boxes; with more boxes each takes its nearest goal
 
 
+_UNDECIDED = '?'
+
+
 class SolverLimit(RuntimeError):
     """A board that A* could neither solve nor refute within its limit of expanded states."""
 
@@ -42,7 +45,7 @@ def solve(board: Board, limit: int = 200_000) -> str | None:
     """
     board = _without_decoration(board)
     if not _has_table(board):
-        return _search(board, limit)
+        return _searched(board, limit)
     left = distance(board)
     if left is None:
         return None
@@ -63,7 +66,7 @@ def _distance_many(board: Board, limit: int) -> int | None:
     if count < 2:
         return distance(board)
     if not _has_table(board):
-        path = _search(board, limit)
+        path = _searched(board, limit)
         return None if path is None else len(path)
     row = _table(board.width, board.height, board.walls, board.goals, count).get(board.boxes)
     return None if row is None or row[board.player] < 0 else row[board.player]
@@ -178,9 +181,22 @@ def _bound(boxes: int, pushes: tuple[dict[int, int], ...]) -> float:
     return min(best.values(), default=math.inf)
 
 
+def _searched(board: Board, limit: int) -> str | None:
+    path = _search(board, limit)
+    if path == _UNDECIDED:
+        raise SolverLimit(
+            f'board {board.width}x{board.height} with {board.boxes.bit_count()} boxes is not solved or refuted '
+            f'within limit={limit} expanded states: raise limit, or use smaller boards or fewer boxes'
+        )
+    return path
+
+
 @functools.lru_cache(maxsize=8192)
 def _search(start: Board, limit: int) -> str | None:
-    """A* over single moves. The bound never drops by more than one a move, so a state is expanded at most once."""
+    """A* over single moves. The bound never drops by more than one a move, so a state is expanded at most once.
+
+    _UNDECIDED where the limit ends it: an exception would not be cached, and the search be made again.
+    """
     pushes = tuple(_push_distances(start.width, start.height, start.walls, goal) for goal in cells_of(start.goals))
     bounds = {start.boxes: _bound(start.boxes, pushes)}
     if bounds[start.boxes] == math.inf:
@@ -198,10 +214,7 @@ def _search(start: Board, limit: int) -> str | None:
             return _letters(board, came)
         closed.add(board)
         if len(closed) > limit:
-            raise SolverLimit(
-                f'board {start.width}x{start.height} with {start.boxes.bit_count()} boxes is not solved or refuted '
-                f'within limit={limit} expanded states: raise limit, or use smaller boards or fewer boxes'
-            )
+            return _UNDECIDED
         moves = cost[board] + 1
         for letter in MOVES:
             after = board.move(letter)

@@ -22,7 +22,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from mallm.envs import sokoban
-from mallm.envs.games import MARKS
+from mallm.envs.games import MARKS, play_until_solved
 from mallm.envs.shaping import Shaping, gain, never, penalties, reward
 from mallm.envs.sokoban import Board, Execution
 from mallm.types import Message, Reward
@@ -105,12 +105,14 @@ class Speech:
       show: (world, role) -> what the role is shown.
       draft: (world, text) -> what the tool's text comes to on a copy.
       moves: the part of a plan's text that lists its moves.
+      failures: (world, program, execution, board after the turn) -> what is known to fail on that board.
       waits: whether a draft waits for a program to run.
     """
 
     show: 'Callable[[SokobanTeam, str], tuple[Message, ...]]'
     draft: 'Callable[[SokobanTeam, str], Draft]'
     moves: Callable[[str], str]
+    failures: 'Callable[[SokobanTeam, str, Execution | None, Board], str]'
     waits: bool = False
 
 
@@ -127,7 +129,18 @@ def draft_compact(world: 'SokobanTeam', text: str) -> Draft:
     return Draft(*run_program(world.board, text, world.rules.pushes))
 
 
-COMPACT = Speech(show_compact, draft_compact, str)
+def failures(world: 'SokobanTeam', program: str, execution: Execution | None, board: Board) -> str:
+    """Push programs known to fail on `board`, the board after the turn in which `program` was run on a copy; those that
+    the plan did not follow are among them. A walk leaves them as they are: programs find their own ways."""
+    if execution is None:
+        return ''
+    tried = program[: execution.pushes + 1]
+    if board.boxes == world.board.boxes:
+        return f'{world.failed}!{tried}' if tried else world.failed
+    return f'!{execution.stuck}' if execution.stuck and board == execution.board else ''
+
+
+COMPACT = Speech(show_compact, draft_compact, str, failures)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,23 +231,11 @@ def act_tool(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     return after, reward(gain(world.board, execution.board, rules.shaping), local)
 
 
-def play_until_solved(board: Board, letters: str) -> tuple[Board, int]:
-    """The board after the moves, and how many of them could not be done; nothing is moved once it is solved."""
-    illegal = 0
-    for letter in letters:
-        if board.solved:
-            break
-        after = board.move(letter)
-        illegal += after is None
-        board = after or board
-    return board, illegal
-
-
 @functools.lru_cache(maxsize=200_000)
 def run_moves(board: Board, text: str, moves: int) -> tuple[Board, int, bool]:
     """The board after the moves, how many were illegal, and whether the text was a clean, non-empty list."""
     parsed = sokoban.parse_moves(text, moves)
-    after, illegal = play_until_solved(board, parsed.letters)
+    after, illegal = play_until_solved(board, parsed.letters, Board.move)
     return after, illegal, bool(parsed.letters) and not parsed.garbage and not parsed.truncated
 
 
@@ -244,19 +245,9 @@ def act_plan(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     board, illegal, clean = run_moves(world.board, world.speech.moves(text), rules.moves)
     free = world.execution is not None and bool(world.execution.stuck) and not text.strip()
     local = (('format', -rules.useless * (not clean and not free)), ('illegal', -rules.illegal * illegal))
-    failed = failures(world, world.program, world.execution, board)
+    failed = world.speech.failures(world, world.program, world.execution, board)
     after = dataclasses.replace(world, board=board, program='', execution=None, failed=failed, told='')
     return after, reward(gain(world.board, board, rules.shaping), local)
-
-
-def failures(world: SokobanTeam, program: str, execution: Execution | None, board: Board) -> str:
-    """Programs known to fail on `board`, the board after the turn in which `program` was run on a copy."""
-    if execution is None:
-        return ''
-    tried = program[: execution.pushes + 1]
-    if board.boxes == world.board.boxes:
-        return f'{world.failed}!{tried}' if tried else world.failed
-    return f'!{execution.stuck}' if execution.stuck and board == execution.board else ''
 
 
 def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
@@ -266,7 +257,8 @@ def act_solo(world: SokobanTeam, text: str) -> tuple[SokobanTeam, Reward]:
     execution = draft.execution
     board, _ = world.board.play(execution.moves[: rules.moves])
     local = penalties(rules.useless, clean=draft.clean, stuck=bool(execution.stuck))
-    after = dataclasses.replace(world, board=board, failed=failures(world, draft.program, execution, board))
+    failed = world.speech.failures(world, draft.program, execution, board)
+    after = dataclasses.replace(world, board=board, failed=failed)
     return after, reward(gain(world.board, board, rules.shaping), local)
 
 

@@ -1,7 +1,7 @@
 """Sudoku of any box shape: rules, an exact solver, a generator of puzzles with one solution, forced values.
 
 A puzzle is its givens up to a renaming of the digits and the rotations and reflections that keep the box shape (all 8
-where boxes are square, else 4). A stable hash puts each into one of 8 folds; fold 0 is held out.
+where boxes are square, else 4). A stable hash puts each into one of 8 folds; fold 0 is held out and fold 1 final.
 """
 
 import dataclasses
@@ -10,19 +10,17 @@ import hashlib
 import random
 from collections.abc import Iterator
 
+from mallm.config import require
+from mallm.envs.games import POOLS, GenerationError, keeps
 from mallm.envs.sokoban_board import symmetries
 
 FOLDS = 8
-"""Puzzles fall into this many folds; fold 0 is held out."""
+"""Puzzles fall into this many folds; fold 0 is held out, fold 1 is final."""
 
 _SHUFFLES = 40  # a puzzle of the wrong fold is shuffled so often before another one is made
 
 SHAPES = {4: (2, 2), 6: (2, 3), 8: (2, 4), 9: (3, 3)}
 """Rows and columns of a box, by cells a side."""
-
-
-class GenerationError(RuntimeError):
-    """No puzzle fits the spec within its tries."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,7 +187,7 @@ class SudokuSpec:
     Attributes:
       size: cells a side, one of SHAPES.
       blanks: fewest and most empty cells.
-      puzzles: 'any', 'train' (never a held-out puzzle) or 'held_out' (only those).
+      puzzles: 'any', 'train' (never a held-out or final puzzle), 'held_out' or 'final' (only those).
       tries: puzzles made before giving up.
     """
 
@@ -200,19 +198,17 @@ class SudokuSpec:
 
     def __post_init__(self) -> None:
         most = self.size**2 - 1
-        rules = (
-            ('size', self.size in SHAPES, f'one of {sorted(SHAPES)}', 'use 4'),
-            ('blanks', 1 <= self.blanks[0] <= self.blanks[1] <= most, f'two from 1 to {most}', 'use (6, 10)'),
-            ('puzzles', self.puzzles in ('any', 'train', 'held_out'), "'any', 'train' or 'held_out'", "use 'any'"),
-            ('tries', self.tries >= 1, 'at least 1', 'use 2000'),
+        few, many = self.blanks
+        require(self.size in SHAPES, 'SudokuSpec.size', self.size, f'must be one of {sorted(SHAPES)}: use 4')
+        require(
+            1 <= few <= many <= most, 'SudokuSpec.blanks', self.blanks, f'must be two from 1 to {most}: use (6, 10)'
         )
-        for name, holds, rule, remedy in rules:
-            if not holds:
-                raise ValueError(f'SudokuSpec.{name}={self.__dict__[name]!r} must be {rule}: {remedy}')
+        require(self.puzzles in POOLS, 'SudokuSpec.puzzles', self.puzzles, f"must be one of {POOLS}: use 'any'")
+        require(self.tries >= 1, 'SudokuSpec.tries', self.tries, 'must be at least 1: use 2000')
 
 
 def puzzle_fold(grid: Sudoku) -> int:
-    """The fold of the puzzle, 0 to FOLDS - 1; fold 0 is held out."""
+    """The fold of the puzzle, 0 to FOLDS - 1."""
     return hashlib.blake2b(bytes(grid.puzzle_key()), digest_size=8).digest()[0] % FOLDS
 
 
@@ -228,7 +224,7 @@ def generate(seed: int, spec: SudokuSpec) -> Sudoku:
             if givens is None:
                 break
             grid = Sudoku(spec.size, givens, givens)
-            if spec.puzzles == 'any' or (puzzle_fold(grid) == 0) == (spec.puzzles == 'held_out'):
+            if spec.puzzles == 'any' or keeps(spec.puzzles, puzzle_fold(grid)):
                 return grid
             givens = _shuffled(draw, spec.size, givens)
     raise GenerationError(f'{spec}: no such puzzle in {spec.tries} tries: lower blanks, or raise tries')

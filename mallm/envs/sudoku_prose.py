@@ -30,7 +30,9 @@ def show(world: SudokuTeam, role: str) -> tuple[Message, ...]:
     own = [place(cell, grid.size) for cell, value in enumerate(grid.cells) if value and not grid.givens[cell]]
     told = [f'The grid now:\n{grid.render()}', f'At most {world.rules.fills} fills are made in a turn.']
     told += [f'Filled in by you so far (row, column): {", ".join(own)}'] if own else []
-    told += [f'Fills that were refused on this grid: {world.failed[1:].replace("!", ", ")}'] if world.failed else []
+    if world.failed:
+        lists = world.failed[1:].replace('!', ', ')
+        told.append(f'Lists (row, column, value) whose last fill is refused on this grid: {lists}')
     if role == 'plan' and draft is not None:
         ended = 'all of them can be made' if draft.stuck is None else 'some of them cannot be made'
         told.append(

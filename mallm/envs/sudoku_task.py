@@ -4,28 +4,36 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
-from mallm.envs import games, sudoku, sudoku_prose
-from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, Task
-from mallm.envs.python_tool import run_python_tool
+from mallm.envs import sudoku, sudoku_prose
+from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, pool
+from mallm.envs.game_task import GameTask
 from mallm.envs.shaping import OUTCOME
 from mallm.envs.sudoku import Sudoku, SudokuSpec
-from mallm.envs.sudoku_team import COMPACT, CONSISTENCY, ORACLE, Fill, Rules, SudokuTeam, fills_text, look, place, write
+from mallm.envs.sudoku_team import (
+    COMPACT,
+    CONSISTENCY,
+    ORACLE,
+    Fill,
+    Rules,
+    Speech,
+    SudokuTeam,
+    fills_text,
+    look,
+    place,
+    write,
+)
 
 SHAPINGS = {'oracle': ORACLE, 'consistency': CONSISTENCY, 'outcome': OUTCOME}
-SPEECHES = {'compact': COMPACT, 'text': sudoku_prose.speech(run_python_tool)}
 
 
 @dataclasses.dataclass(frozen=True)
-class SudokuTask(Task):
-    """Which puzzles are solved, by which team, for which reward.
+class SudokuTask(GameTask):
+    """Which puzzles are solved, by which team, for which reward; see `GameTask`.
 
     Attributes:
-      team: the roles in acting order: ('tool', 'plan'), ('plan',) or ('solo',).
       size: cells a side: 4, 6 (boxes of 2 x 3), 8 (2 x 4) or 9.
       blanks: fewest and most empty cells of a puzzle.
       reward: 'oracle' asks a solver which fills are right; 'consistency' and 'outcome' do not.
-      style: 'compact' for the tiny policy; 'text' for real language models: words, and a tool that writes Python. That
-        has no demonstrations, and a whole solution fits in a turn.
       fills: most cells named or filled in one turn.
     """
 
@@ -33,15 +41,13 @@ class SudokuTask(Task):
     difficulty_name: ClassVar[str] = 'empty cells'
     floor_name: ClassVar[str] = 'random fills'
 
-    team: tuple[str, ...] = ('tool', 'plan')
     size: int = 4
     blanks: tuple[int, int] = (8, 11)
     reward: Literal['oracle', 'consistency', 'outcome'] = 'oracle'
-    style: Literal['compact', 'text'] = 'compact'
     fills: int = 4
 
     def __post_init__(self) -> None:
-        games.require_team(self.team)
+        super().__post_init__()
         self.spec('any')
 
     @property
@@ -49,11 +55,15 @@ class SudokuTask(Task):
         fills = self.fills if self.style == 'compact' else self.size**2
         return Rules(fills=fills, shaping=SHAPINGS[self.reward])
 
+    @property
+    def speech(self) -> Speech:
+        return COMPACT if self.style == 'compact' else sudoku_prose.speech(self.python)
+
     def spec(self, puzzles: str, *, strict: bool = False) -> SudokuSpec:
         return SudokuSpec(self.size, (self.blanks[1],) * 2 if strict else self.blanks, puzzles)
 
     def world(self, grid: Sudoku) -> SudokuTeam:
-        return SudokuTeam(grid, self.rules, self.team, SPEECHES[self.style])
+        return SudokuTeam(grid, self.rules, self.team, self.speech)
 
     def train(self, seed: int) -> SudokuTeam:
         """A fresh training puzzle: never a held-out one."""
@@ -62,7 +72,7 @@ class SudokuTask(Task):
     def test(self, split: int, index: int) -> SudokuTeam:
         """Puzzle `index` of a held-out split. The strict splits have as many empty cells as there are at most."""
         strict = split in (STRICT, FINAL_STRICT)
-        return self.world(sudoku.generate(split + index, self.spec('held_out', strict=strict)))
+        return self.world(sudoku.generate(split + index, self.spec(pool(split), strict=strict)))
 
     def difficulty(self, world: SudokuTeam) -> int:
         """Empty cells of the puzzle."""
@@ -71,16 +81,13 @@ class SudokuTask(Task):
     def floor(self, world: SudokuTeam, turns: int, seed: int) -> bool:
         """Whether as many fills as a team may make, each of a random value in a random empty cell, solve the puzzle."""
         draw, grid = random.Random(seed), world.grid
-        for _ in range(turns * self.fills):
+        for _ in range(turns * self.rules.fills):
             if not grid.solved:
                 grid, _ = write(grid, ((draw.choice(empty_cells(grid)), draw.randint(1, self.size)),))
         return grid.solved
 
     def demonstrations(self, seed: int) -> list[Demonstration]:
         return beginner(seed, self) if self.style == 'compact' else []
-
-    def about(self) -> tuple[str, ...]:
-        return games.about(self.style)
 
 
 def empty_cells(grid: Sudoku) -> list[int]:
@@ -125,7 +132,8 @@ def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, 
 def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
     """As many empty cells as fit in a turn, in reading order from a random one on; in one turn of four all by place."""
     grid = world.grid
-    cells = [cell for cell in empty_cells(grid) if f'!{place(cell, grid.size)}' not in world.failed]
+    failed = {tried[-2:] for tried in world.failed.split('!')}
+    cells = [cell for cell in empty_cells(grid) if place(cell, grid.size) not in failed]
     start, how = draw.randrange(max(1, len(cells))), draw.choice(('', '', '', '*'))
     return ''.join(how + place(cell, grid.size) for cell in (cells[start:] + cells[:start])[: task.fills])
 

@@ -12,8 +12,8 @@ it.
 
 Givens are never changed, and a fill against a row, column or box is not made, so that a full grid is a solved one. How
 the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role, each row
-after its number, the empty cells, the cells that the team has filled in, for `tool` the cells that failed on this grid,
-and for `plan` what the tool did in this turn:
+after its number, the empty cells, the cells that the team has filled in, for `tool` the lists of cells that
+failed on this grid at their last, and for `plan` what the tool did in this turn:
   T/01.3./1.412/22.4./3.3.1?01031021233032+12!*03   P/01.3./1.412/22.4./3.3.1?01...+12=01*10;012103,,,,,,
 that is the named cells, `;` for done or `!` for stuck with the values that fit there and `:`, and the fills, filled up
 to a turn's length. `plan` refuses by writing nothing: free where the interpreter got stuck.
@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from mallm.envs import sudoku
-from mallm.envs.games import MARKS
+from mallm.envs.games import MARKS, play_until_solved
 from mallm.envs.shaping import Shaping, gain, never, penalties, reward
 from mallm.envs.sudoku import Sudoku
 from mallm.types import Message, Reward
@@ -195,14 +195,7 @@ def look(grid: Sudoku, text: str, most: int) -> Draft:
 
 def write(grid: Sudoku, fills: tuple[Fill, ...]) -> tuple[Sudoku, int]:
     """The grid after the fills, and how many of them could not be made; nothing is changed once it is solved."""
-    illegal = 0
-    for cell, value in fills:
-        if grid.solved:
-            break
-        after = grid.fill(cell, value)
-        illegal += after is None
-        grid = after or grid
-    return grid, illegal
+    return play_until_solved(grid, fills, lambda at, one: at.fill(*one))
 
 
 # What is shown.
@@ -256,7 +249,7 @@ class SudokuTeam:
       order: the roles of the team, in acting order.
       speech: how the roles are spoken to.
       draft: what the tool's text of this turn came to, or None before it has written.
-      failed: cells where nothing follows on this grid, each after a `!`.
+      failed: lists at whose last cell nothing followed on this grid (of fills, the last was refused), each after a `!`.
     """
 
     grid: Sudoku

@@ -15,7 +15,7 @@ from experiments.own_task import PairTask
 from experiments.plan_path_at_grpo import CONFIG as PLAN_PATH
 from experiments.sokoban_at_grpo import CONFIG as SOKOBAN
 from experiments.sudoku_at_grpo import CONFIG as SUDOKU
-from mallm.envs import plan_path, sokoban, sudoku
+from mallm.envs import plan_path, sandbox, sokoban, sudoku
 from mallm.envs.arithmetic import ArithmeticTask
 from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, Task, World
 from mallm.envs.plan_path_task import PlanPathTask
@@ -37,7 +37,7 @@ class Case:
       position: what must not be worth coming back to.
       expert: (role, text) pairs that solve a world.
       tiny: whether the tiny tokenizer's alphabet is spoken.
-      finite: so few instances that held-out splits share some.
+      shared: the final splits share the watched ones' pool: few layouts, many boards.
     """
 
     task: Task
@@ -45,7 +45,7 @@ class Case:
     position: Callable[[Any], Any]
     expert: Callable[[Any], list[tuple[str, str]]]
     tiny: bool = True
-    finite: bool = False
+    shared: bool = False
 
 
 def answer(moves: str, world: Any) -> str:
@@ -78,7 +78,7 @@ def path_case(**settings: Any) -> Case:
 
 
 def sokoban_case(**settings: Any) -> Case:
-    return Case(SokobanTask(**settings), lambda w: w.board.layout_key(), lambda w: w.board, solve_sokoban)
+    return Case(SokobanTask(**settings), lambda w: w.board.layout_key(), lambda w: w.board, solve_sokoban, shared=True)
 
 
 def sudoku_case(**settings: Any) -> Case:
@@ -115,7 +115,7 @@ CASES = {
     ),
     'own task': Case(
         PairTask(('first', 'second')), lambda w: (w.total, w.banned), lambda w: w.digits,
-        lambda w: list(zip(('first', 'second'), w.right()[0], strict=True)), finite=True,
+        lambda w: list(zip(('first', 'second'), w.right()[0], strict=True)),
     ),
 }  # fmt: skip
 
@@ -172,12 +172,11 @@ def test_what_is_held_out_is_never_trained_on_and_the_splits_differ(name):
     case, many = CASES[name], 8 if any(slow in name for slow in ('sudoku 9', 'sudoku 6', 'two boxes')) else 40
     trained = {case.instance(start(name, seed)) for seed in range(2 * many)}
     tested = {split: {case.instance(case.task.test(split, i)) for i in range(many // 2)} for split in SPLITS}
-    assert not trained & set.union(*tested.values())
-    if not case.finite:
-        assert len(trained) > many
-        assert not tested[FINAL] & tested[HELD_OUT] or 'sokoban' in name  # few layouts, many boards
-        boards = [case.position(case.task.test(split, 1)) for split in SPLITS]
-        assert len(set(boards)) == 4 or name == 'arithmetic'
+    watched, final = tested[HELD_OUT] | tested[STRICT], tested[FINAL] | tested[FINAL_STRICT]
+    assert not trained & (watched | final)
+    assert len(trained) > many
+    assert case.shared or not watched & final
+    assert len({tuple(case.task.test(split, i) for i in range(3)) for split in SPLITS}) == 4
 
 
 @every_case
@@ -302,3 +301,52 @@ def test_what_a_beginner_writes_fits_into_the_tokens_of_the_experiment(config):
     shown = [one for seed in range(40) for one in config.task.demonstrations(seed)]
     assert {one.role for one in shown} <= set(limits)
     assert all(len(one.text) <= limits[one.role].max_tokens for one in shown)
+
+
+FOLD_OF = {
+    'plan path': lambda w: plan_path.layout_fold(w.maze),
+    'sudoku 4': lambda w: sudoku.puzzle_fold(w.grid),
+    'own task': lambda w: (w.total + int(w.banned)) % 5,
+}
+
+
+@pytest.mark.parametrize('name', FOLD_OF)
+def test_the_watched_and_the_final_instances_have_a_fold_of_their_own_each(name):
+    """A fold is a function of the instance, so that no two splits of different folds can ever share one."""
+    task, fold = CASES[name].task, FOLD_OF[name]
+    folds = {split: {fold(task.test(split, i)) for i in range(12)} for split in SPLITS}
+    assert folds == {HELD_OUT: {0}, STRICT: {0}, FINAL: {1}, FINAL_STRICT: {1}}
+    assert not {fold(task.train(seed)) for seed in range(60)} & {0, 1}
+
+
+@pytest.mark.parametrize('name', ['sokoban text', 'plan path text', 'sudoku 9 text'])
+def test_chance_may_move_as_often_as_the_team_may(name, monkeypatch):
+    """Every draw of the floor, counted: as many as the text style's rules allow in two turns, not the tiny policy's."""
+    task, drawn = CASES[name].task, []
+    unsolved = 'UDLR'[0]  # up, up, up: solves nothing here
+
+    class Counted(random.Random):
+        def choice(self, some):
+            drawn.append(1)
+            return unsolved if unsolved in some else super().choice(some)
+
+    monkeypatch.setattr(random, 'Random', Counted)
+    world = start(name, 1)
+    drawn.clear()
+    assert not task.floor(world, 2, 0)
+    assert len(drawn) == 2 * (task.rules.fills if 'sudoku' in name else task.rules.moves)
+
+
+@pytest.mark.parametrize('name', ['sokoban text', 'plan path text', 'sudoku 9 text'])
+def test_programs_are_refused_where_isolation_is_asked_for_and_a_wall_is_missing(name, monkeypatch):
+    weak = sandbox.Sandbox(workers=1, strong=False)
+    monkeypatch.setattr(sandbox, 'shared', lambda: weak)
+    task = dataclasses.replace(CASES[name].task, require_isolation=True)
+    world = task.train(1)
+    assert world == task.train(1) != start(name, 1)
+    with pytest.raises(sandbox.SandboxError, match='require-isolation'):
+        task.about()
+    with pytest.raises(sandbox.SandboxError, match='require-isolation'):
+        world.act('tool', '```python\nprint(1)\n```')
+    assert dataclasses.replace(task, style='compact').about() == ()  # no program is run there
+    weak.close()

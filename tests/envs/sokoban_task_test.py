@@ -1,6 +1,7 @@
 """Sokoban of other sizes and box counts, and in words: the same task, made, shown and paid as the small one is."""
 
 import dataclasses
+import random
 import time
 
 import pytest
@@ -93,7 +94,23 @@ def test_in_words_the_program_reads_the_board_and_a_list_that_fails_is_remembere
     after, reward = at.act('tool', 'x')
     assert at.board.render() in after.told and after.execution.stuck == 'U' and reward.local == pytest.approx(-0.1)
     refused, reward = after.act('plan', '')
-    assert reward.local == 0 and 'could not be done on this board: U' in refused.observe('tool')[1].content
+    assert reward.local == 0 and 'last move cannot be done from here: ' in refused.observe('tool')[1].content
+
+
+def test_in_words_a_list_is_only_said_to_fail_where_its_last_move_really_cannot_be_done():
+    """Random answers beside random programs: the plan walks off, follows, or does something else."""
+    draw, told = random.Random(5), 0
+    for seed in range(40):
+        at = in_words(f'**Actions List**: {draw.choices(sokoban.MOVES, k=3)}', seed)
+        for _ in range(4):
+            if at.over:
+                break
+            at = at.act('tool', 'x')[0].act('plan', f'#### {draw.choices(sokoban.MOVES, k=draw.randint(1, 2))}')[0]
+            for listed in filter(None, at.failed.split('!')):
+                before, blocked = at.board.play(listed[:-1])
+                assert not blocked and before.move(listed[-1]) is None
+                told += 1
+    assert told > 10
 
 
 def test_in_words_an_answer_without_a_list_is_no_move():

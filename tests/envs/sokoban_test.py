@@ -218,6 +218,11 @@ def test_a_star_agrees_with_the_tables(monkeypatch):
 def test_a_board_beyond_the_limit_says_so_instead_of_being_called_unsolvable():
     rows = ['##########', '#@       #', '#  $ $   #', '#   $ $  #', '#        #', '#        #', '#      . #']
     board = level('\n'.join([*rows, '#    . ..#', '#        #', '##########']))
+    sokoban_solver._search.cache_clear()
+    for _ in range(2):  # the second time from memory
+        with pytest.raises(sokoban.SolverLimit):
+            sokoban.distance(board, limit=50)
+    assert sokoban_solver._search.cache_info().misses == 1
     with pytest.raises(sokoban.SolverLimit, match='limit=50 expanded states: raise limit'):
         sokoban.distance(board, limit=50)
     with pytest.raises(sokoban.SolverLimit):
@@ -517,14 +522,14 @@ def test_impossible_specs_fail_soon_and_name_the_remedy(spec, remedy):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'size': 2}, r'BoardSpec.size=2 must be between 3 and 64.*use 6'),
-        ({'boxes': 0}, r'BoardSpec.boxes=0 must be at least 1'),
-        ({'wall_density': 1.0}, r'wall_density=1.0 must be a probability below 1'),
+        ({'size': 2}, r'BoardSpec.size=2: must be between 3 and 64.*use 6'),
+        ({'boxes': 0}, r'BoardSpec.boxes=0: must be at least 1'),
+        ({'wall_density': 1.0}, r'wall_density=1.0: must be a probability below 1'),
         ({'wall_density': float('nan')}, r'wall_density=nan'),
-        ({'optimal': (3, 2)}, r'optimal=\(3, 2\) must be'),
-        ({'optimal': (0, 2)}, r'optimal=\(0, 2\) must be'),
+        ({'optimal': (3, 2)}, r'optimal=\(3, 2\): must be'),
+        ({'optimal': (0, 2)}, r'optimal=\(0, 2\): must be'),
         ({'min_inner_walls': -1}, r'min_inner_walls=-1'),
-        ({'layouts': 'test'}, r"layouts='test' must be 'any', 'train' or 'held_out'"),
+        ({'layouts': 'test'}, r"layouts='test': must be 'any', 'train' or 'held_out'"),
         ({'tries': 0}, r'tries=0'),
     ],
 )

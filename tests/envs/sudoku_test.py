@@ -282,3 +282,40 @@ def test_in_words_the_tools_program_may_solve_the_whole_grid():
     listed = after.observe('plan')[1].content.split('**Actions List**:')[1].split('\n')[0]
     done, reward = after.act('plan', f'I follow it.\n#### {listed}')
     assert done.solved and reward.local == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    stdout: str
+    ok: bool = True
+
+    def shown(self, longest: int = 1000) -> str:
+        return self.stdout[:longest]
+
+
+def test_in_words_a_refused_fill_is_told_apart_from_those_that_led_to_it():
+    """012 can be made; 103 after it too; 001 cannot, for that cell is given."""
+    at = dataclasses.replace(
+        team(fills=16), speech=speech(lambda answer, stdin: Printed(f'**Actions List**: {answer}'))
+    )
+    stuck = at.act('tool', '[[0, 1, 2], [0, 0, 1]]')[0]
+    told = stuck.act('plan', '')[0].observe('tool')[1].content
+    assert 'Lists (row, column, value) whose last fill is refused on this grid: 012001' in told
+    followed = stuck.act('plan', '#### [[0, 1, 2]]')[0].observe('tool')[1].content
+    assert 'whose last fill is refused on this grid: 001' in followed
+    other = stuck.act('plan', '#### [[1, 0, 3]]')[0].observe('tool')[1].content
+    assert 'refused on' not in other
+
+
+def test_a_beginner_leaves_out_the_cell_that_failed_and_no_other():
+    at = dataclasses.replace(team(), failed='!01*00!33')
+    named = {
+        str(text) for seed in range(60) for text in parse_places(random_cells(at, SudokuTask(), random.Random(seed)))
+    }
+    empty = {f'{cell // 4}{cell % 4}' for cell, value in enumerate(at.grid.cells) if not value}
+    assert named == empty - {'00', '33'}
+
+
+def parse_places(text: str) -> list[str]:
+    bare = text.replace('*', '')
+    return [bare[i : i + 2] for i in range(0, len(bare), 2)]
