@@ -37,6 +37,7 @@ class Numbers:
 
     vocab: int
     end: int = -1
+    thinking: bool = False
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -1,5 +1,4 @@
-"""A world of one's own: two roles write a digit each, which must make a sum. Command: python -m experiments.own_task
-Cost: not measured yet. Result: none stored yet."""
+"""A world of one's own: two roles write a digit each, which must make a sum. Run: python -m experiments.own_task"""
 
 import dataclasses
 import random
@@ -21,7 +20,8 @@ class Pair:
     over = property(lambda self: len(self.digits) == 2)
 
     def right(self) -> list[str]:
-        return [p for a in range(10) if 0 <= self.total - a <= 9 and self.banned not in (p := f'{a}{self.total - a}')]
+        pairs = [f'{a}{self.total - a}' for a in range(10) if 0 <= self.total - a <= 9]
+        return [pair for pair in pairs if self.banned not in pair]
 
     def observe(self, role: str) -> tuple[Message, ...]:
         return (Message('user', f'{self.total}!{self.banned}={self.digits}'),)

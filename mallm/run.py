@@ -1,5 +1,6 @@
 """The living parts of a run: how they are made, how the engine gets new weights, what a checkpoint holds."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Mapping
@@ -87,12 +88,11 @@ def build(
         Checkpoints(folder),
         folder,
     )
-    try:
+    with contextlib.ExitStack() as where_it_fails:
+        where_it_fails.callback(run.close)
+        where_it_fails.callback(run.sink.close, failed=True)
         load(run, 0, base=True)
-    except BaseException:
-        run.sink.close(failed=True)
-        run.close()
-        raise
+        where_it_fails.pop_all()
     return run
 
 

@@ -30,6 +30,11 @@ class Tokenizer(Protocol):
         """Ids of all tokens that end an answer, `end` first."""
         ...
 
+    @property
+    def thinking(self) -> bool:
+        """Whether an answer may begin with a thought, which is not part of its text."""
+        ...
+
     def __len__(self) -> int:
         """Number of token ids the model must know."""
         ...
@@ -54,6 +59,7 @@ class TinyTokenizer:
     """
 
     ANSWER = '>'
+    thinking = False
     ALPHABET = '# @$.*+/' + 'UDLR' + '0123456789' + '?!~=:;,' + 'TPSQ' + ANSWER
     PAD, END = 0, 1
 

@@ -92,7 +92,7 @@ class SGLangEngine:
             )
         self._tokenizer, self._vocab, self._publish = tokenizer, vocab, publish
         self._adapters, self._shape, self._limits = adapters, shape, limits
-        self._thinks = getattr(tokenizer, 'thinking', False)
+        self._thinks = tokenizer.thinking
         self._headers = {'Authorization': f'Bearer {key}'} if key else {}
         self._run = secrets.token_hex(4)
         self._wanted: dict[str, Loaded] = {}
