@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import math
 import operator
 import time
 from collections import Counter
@@ -92,17 +93,41 @@ def draw(
     """One token a row and its log-probability (nats) under the distribution it is drawn from.
 
     At temperature 0 that distribution is a point mass on the most likely token, so the log-probability is 0.
-    `filters` holds top_p and top_k of each row, or is None when no row uses them.
+    `filters` holds top_p and top_k of each row, or is None when no row uses them. A row takes one random number, and
+    looks for it among running sums of its probabilities: first those of blocks of tokens, then those inside a block.
     """
     greedy_N = temperature_N == 0
     tempered = logits_NV / jnp.where(greedy_N, 1.0, temperature_N)[:, None]
     if filters is not None:
         tempered = jnp.where(jax.vmap(keep_mask)(tempered, *filters), tempered, -jnp.inf)
-    logp_NV = jax.nn.log_softmax(tempered, axis=-1)
-    noise_NV = jax.vmap(lambda key: jax.random.gumbel(key, logits_NV.shape[1:]))(keys_N)
-    token_N = most_likely(jnp.where(greedy_N[:, None], logits_NV, tempered + noise_NV))
-    logp_N = jnp.take_along_axis(logp_NV, token_N[:, None], axis=1)[:, 0]
+    N, V = tempered.shape
+    size = 1 << math.ceil(math.log2(V) / 2)
+    peak_N = tempered.max(-1)
+    weight_NV = jnp.exp(tempered - peak_N[:, None])
+    weight_NBb = jnp.pad(weight_NV, ((0, 0), (0, -V % size))).reshape(N, -1, size)
+    weight_NB = weight_NBb.sum(-1)
+    total_N = weight_NB.sum(-1)
+    block_N, rest_N = place_of(weight_NB, jax.vmap(jax.random.uniform)(keys_N) * total_N)
+    inside_N, _ = place_of(jnp.take_along_axis(weight_NBb, block_N[:, None, None], axis=1)[:, 0], rest_N)
+    drawn_N = jnp.minimum(block_N * size + inside_N, V - 1)
+    token_N = jnp.where(greedy_N, most_likely(logits_NV), drawn_N)
+    logp_N = jnp.take_along_axis(tempered, token_N[:, None], axis=1)[:, 0] - peak_N - jnp.log(total_N)
     return token_N, jnp.where(greedy_N, 0.0, logp_N)
+
+
+def place_of(weight_NB: jax.Array, mass_N: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first place up to which weights sum to more than a mass, and how much of the mass is left there.
+
+    A place of weight 0 is never taken, and a mass that rounding made too large takes the last one that has some.
+    """
+    B = weight_NB.shape[1]
+    upto_NB, is_some = jnp.cumsum(weight_NB, axis=-1), weight_NB > 0
+    most_N = jnp.where(is_some, upto_NB, 0.0).max(-1)
+    mass_N = jnp.minimum(mass_N, most_N * (1 - 2**-22))
+    is_past = (upto_NB > mass_N[:, None]) & is_some
+    place_N = jnp.where(is_past, jnp.arange(B, dtype=jnp.int32)[None], B - 1).min(-1)
+    before_N = jnp.take_along_axis(upto_NB - weight_NB, place_N[:, None], axis=1)[:, 0]
+    return place_N, mass_N - before_N
 
 
 def is_any(ids_N: jax.Array, ends: tuple[int, ...]) -> jax.Array:

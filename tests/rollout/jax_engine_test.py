@@ -23,7 +23,7 @@ from mallm.models.transformer import Transformer
 from mallm.rollout import jax_engine
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
-from mallm.rollout.jax_engine import JaxEngine, batch_rows, draw, generate, keep_mask
+from mallm.rollout.jax_engine import JaxEngine, batch_rows, draw, generate, keep_mask, place_of
 from mallm.types import Answer, Prompt
 
 TOKENIZER = TinyTokenizer()
@@ -221,6 +221,20 @@ def test_filters_keep_what_numpy_keeps(tenths, top_p, top_k):
     probability = np.exp(logits) * wanted
     edge = np.abs(np.cumsum(np.sort(probability / probability.sum())[::-1]) - top_p).min()
     assert kept.tolist() == wanted.tolist() or edge < 1e-5 or top_p == 1.0
+
+
+@pytest.mark.parametrize('places', [1, 5, 40, 700])
+def test_a_mass_is_found_where_running_sums_in_float64_say(places):
+    """Half of the places weigh nothing. Masses are the middles of the others' own shares, and both ends of all."""
+    weights = np.random.default_rng(places).exponential(size=places).astype(np.float32)
+    weights[1::2] = 0
+    some = np.flatnonzero(weights)
+    before = np.concatenate([[0], np.cumsum(weights, dtype=np.float64)])[some]
+    masses = np.float32([*(before + weights[some] / 2), 0, weights.sum(), 2 * weights.sum()])
+    rows = np.broadcast_to(weights, (len(masses), places))
+    found, left = jax.jit(place_of)(rows, masses)
+    assert found.tolist() == [*some, 0, some[-1], some[-1]]
+    assert left[: len(some)] == pytest.approx(weights[some] / 2, abs=1e-4)
 
 
 KEEP = jax.jit(keep_mask)
