@@ -31,7 +31,7 @@ from mallm.rollout import replies, tree
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.rollout.sglang import SGLangEngine
-from mallm.serving import START_S, Publisher, memory_folder
+from mallm.serving import START_S, Publisher, seen_by, weights_folder
 from mallm.types import Prompt
 
 TOKENIZER = TinyTokenizer()
@@ -75,7 +75,7 @@ def serving(width: int, count: int, seed: int):
     """A model of that width on `count` servers."""
     module = Transformer(ModelSettings(width=width, ffn=2 * width).architecture(len(TOKENIZER)))
     params = nn.unbox(module.init(jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)))['params']
-    with memory_folder() as folder, contextlib.ExitStack() as stack:
+    with weights_folder(seen_by([], pathlib.Path())) as folder, contextlib.ExitStack() as stack:
         first = Publisher(folder / 'first', module)('p', params, 0).folder
         running = []
         for i in range(count):
@@ -119,7 +119,7 @@ def measure(bench: Bench, count: int, k: int, settings: Settings) -> dict[str, A
         stage = tree.Stage(sampler, engine, TOKENIZER, dict.fromkeys(task.team, 'p'))
         asked = chains(asyncio.run(tree.play_tree(worlds, place, stage)))
         bodies = [
-            [replies.request(p, k, params, ends=TOKENIZER.ends, adapter=None, reads_text=False) for p in prompts]
+            [replies.request(p, k, params, ends=TOKENIZER.ends, adapter=None, stops=False) for p in prompts]
             for prompts in asked
         ]
 
