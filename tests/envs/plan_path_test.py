@@ -12,6 +12,7 @@ from mallm.envs.plan_path_prose import speech
 from mallm.envs.plan_path_task import PlanPathTask, said
 from mallm.envs.plan_path_team import NEARNESS, ORACLE, PlanPathTeam, Rules
 from mallm.envs.shaping import OUTCOME
+from tests.envs.scripted import Printed
 
 HALL = '@  \n## \n.  '
 """Right, right, down, down, left, left."""
@@ -201,15 +202,6 @@ def test_a_beginner_is_weak_and_follows_the_rules():
 
 
 # --- words
-
-
-@dataclasses.dataclass(frozen=True)
-class Printed:
-    stdout: str
-    ok: bool = True
-
-    def shown(self, longest: int = 1000) -> str:
-        return self.stdout[:longest]
 
 
 def test_in_words_the_tools_program_gets_the_map_and_its_list_is_tried_on_a_copy():

@@ -1,6 +1,7 @@
 """Plays whole trees with answers that a function gives, for the worlds whose roles write prose and programs."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,3 +64,14 @@ HOSTILE = (
     "\\boxed{__import__('os').system('true')}", '```python\nraise SystemExit("x")\n```', '`' * 10000, '{' * 10000,
 )  # fmt: skip
 """Text that a world has to bear."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """What became of a program that was never run: it printed `stdout`."""
+
+    stdout: str
+    ok: bool = True
+
+    def shown(self, longest: int = 1000) -> str:
+        return self.stdout[:longest]

@@ -12,6 +12,7 @@ from mallm.envs.sokoban_prose import speech
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.envs.sokoban_team import ORACLE, SokobanTeam
 from mallm.rollout.chat import TinyTokenizer
+from tests.envs.scripted import Printed
 
 SIZES = {
     '7x7 with 2 boxes': SokobanTask(size=7, boxes=2, optimal=(2, 25), hard=(5, 25)),
@@ -60,15 +61,6 @@ def test_the_small_task_pays_as_it_always_did():
 
 
 # --- words
-
-
-@dataclasses.dataclass(frozen=True)
-class Printed:
-    stdout: str
-    ok: bool = True
-
-    def shown(self, longest: int = 1000) -> str:
-        return self.stdout[:longest]
 
 
 def in_words(printed: str, seed: int = 1) -> SokobanTeam:

@@ -13,6 +13,7 @@ from mallm.envs.sudoku import GenerationError, Sudoku, SudokuSpec, generate, sol
 from mallm.envs.sudoku_prose import speech
 from mallm.envs.sudoku_task import SudokuTask, fitting, random_cells, random_fills, said
 from mallm.envs.sudoku_team import CONSISTENCY, Rules, SudokuTeam, parse_cells, parse_fills
+from tests.envs.scripted import Printed
 
 FOUR = '1.3.\n.4.2\n2.4.\n.3.1'
 SOLVED = '1234\n3412\n2143\n4321'
@@ -282,15 +283,6 @@ def test_in_words_the_tools_program_may_solve_the_whole_grid():
     listed = after.observe('plan')[1].content.split('**Actions List**:')[1].split('\n')[0]
     done, reward = after.act('plan', f'I follow it.\n#### {listed}')
     assert done.solved and reward.local == 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Printed:
-    stdout: str
-    ok: bool = True
-
-    def shown(self, longest: int = 1000) -> str:
-        return self.stdout[:longest]
 
 
 def test_in_words_a_refused_fill_is_told_apart_from_those_that_led_to_it():
