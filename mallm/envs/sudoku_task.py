@@ -19,6 +19,7 @@ from mallm.envs.sudoku_team import (
     SudokuTeam,
     fills_text,
     look,
+    named_text,
     place,
     write,
 )
@@ -134,8 +135,8 @@ def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> st
     grid = world.grid
     failed = {tried[-2:] for tried in world.failed.split('!')}
     cells = [cell for cell in empty_cells(grid) if place(cell, grid.size) not in failed]
-    start, how = draw.randrange(max(1, len(cells))), draw.choice(('', '', '', '*'))
-    return ''.join(how + place(cell, grid.size) for cell in (cells[start:] + cells[:start])[: task.fills])
+    start, by_place = draw.randrange(max(1, len(cells))), draw.random() < 0.25
+    return ''.join(named_text(cell, grid.size, by_place) for cell in (cells[start:] + cells[:start])[: task.fills])
 
 
 def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:

@@ -1,9 +1,9 @@
 """Sudoku for a team: `tool` says where to look, an interpreter looks, `plan` decides what is written.
 
 Roles that exist:
-  tool  sees the grid; names cells, such as `12` (row 1, column 2, from 0): the interpreter fills in, on a copy, the one
-        value that fits there, and `*12` the one that fits nowhere else in its row, column or box. It stops at a cell
-        where there is no such value. So the tool has to see where something follows, and never what.
+  tool  sees the grid; names cells, such as `,12` (row 1, column 2, from 0): the interpreter fills in, on a copy, the
+        one value that fits there, and `*12` the one that fits nowhere else in its row, column or box. It stops at a
+        cell where there is no such value. So the tool has to see where something follows, and never what.
   plan  sees the grid, the named cells and what was filled in; its list of fills, such as `123` (a 3 in row 1, column
         2), is executed. Value 0 empties a cell.
   solo  sees the grid; names cells, which are filled in at once (one agent that holds the tool).
@@ -14,7 +14,7 @@ Givens are never changed, and a fill against a row, column or box is not made, s
 the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role, each row
 after its number, the empty cells, the cells that the team has filled in, for `tool` the lists of cells that
 failed on this grid at their last, and for `plan` what the tool did in this turn:
-  T/01.3./1.412/22.4./3.3.1?01031021233032+12!*03   P/01.3./1.412/22.4./3.3.1?01...+12=01*10;012103,,,,,,
+  T/01.3./1.412/22.4./3.3.1?,01,03,10,21,23,30,32+,12!*03   P/01.3./1.412/22.4./3.3.1?,01...=,01*10;012103,,,,,,
 that is the named cells, `;` for done or `!` for stuck with the values that fit there and `:`, and the fills, filled up
 to a turn's length. `plan` refuses by writing nothing: free where the interpreter got stuck.
 `mallm.envs.sudoku_prose` has the speech for real language models.
@@ -179,7 +179,7 @@ def look(grid: Sudoku, text: str, most: int) -> Draft:
     fills: list[Fill] = []
     program, end = '', grid
     for cell, by_place in named.cells:
-        one = '*' * by_place + place(cell, grid.size)
+        one = named_text(cell, grid.size, by_place)
         program += one
         open_cell = cell >= 0 and not end.cells[cell]
         rule = sudoku.hidden if by_place else sudoku.naked
@@ -205,6 +205,11 @@ def place(cell: int, size: int) -> str:
     return f'{cell // size}{cell % size}' if cell >= 0 else '??'
 
 
+def named_text(cell: int, size: int, by_place: bool = False) -> str:
+    """A cell as `tool` names it: three signs, so that a tiny policy sees where each begins."""
+    return ',*'[by_place] + place(cell, size)
+
+
 def fills_text(fills: tuple[Fill, ...], size: int) -> str:
     return ''.join(f'{place(cell, size)}{value}' for cell, value in fills)
 
@@ -220,7 +225,7 @@ def show_compact(world: 'SudokuTeam', role: str) -> tuple[Message, ...]:
     rows = ''.join(f'/{i}{row}' for i, row in enumerate(grid.render().split('\n')))
     free = [i for i, given in enumerate(grid.givens) if not given]
     empty, own = (
-        ''.join(place(i, grid.size) for i in free if bool(grid.cells[i]) == filled) for filled in (False, True)
+        ''.join(named_text(i, grid.size) for i in free if bool(grid.cells[i]) == filled) for filled in (False, True)
     )
     told = f'{MARKS[role]}{rows}?{empty}+{own}'
     if role == 'plan' and world.draft is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from mallm.learn.pack import Packing, Row, batch_of, shape_of
+from mallm.learn.pack import Packing, Row, Shape, batch_of, joined, shape_of
 from mallm.learn.pool import Pool
 from mallm.learn.update import Knobs, Updater
 
@@ -32,7 +32,7 @@ class Lesson:
         self._pool, self._updater, self._packing, self._knobs, self._base = pool, updater, packing, knobs, base
         self._rescores = rescores
         self._rows: list[Row] = []
-        self._waiting: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+        self._waiting: dict[Shape, list[Row]] = defaultdict(list)
         self._accumulated = updater.begin(pool.state)
         self._started, self._idle = time.perf_counter(), 0.0
         self._left = self._started
@@ -50,7 +50,7 @@ class Lesson:
             shape = shape_of(row, self._packing)
             self._waiting[shape].append(row)
             if len(self._waiting[shape]) == self._packing.micro_groups:
-                self._learn(shape)
+                self._learn(shape, self._waiting.pop(shape))
         self._left = time.perf_counter()
 
     def finish(self) -> dict[str, float]:
@@ -62,16 +62,17 @@ class Lesson:
         if not self._rows:
             return self._pool.learn(self._updater, [], self._knobs)
         self._idle += time.perf_counter() - self._left
-        for shape in sorted(self._waiting):
-            self._learn(shape)
+        for shape, rows in joined(self._waiting, self._packing.micro_groups).items():
+            self._learn(shape, rows)
+        self._waiting.clear()
         divisor = self._packing.divisor(self._rows)
         started = self._started + self._idle
         return self._pool.finish(self._updater, self._accumulated, divisor, self._knobs, started)
 
-    def _learn(self, shape: tuple[int, int, int]) -> None:
+    def _learn(self, shape: Shape, rows: Sequence[Row]) -> None:
         """Adds one micro-batch, and waits for it: whoever asks for the next rows then has nothing else to do."""
         state, base = self._pool.state, self._base
-        batch = batch_of(self._waiting.pop(shape), shape, self._packing.micro_groups, divisor=1.0)
+        batch = batch_of(rows, shape, self._packing.micro_groups, divisor=1.0)
         if self._rescores:
             batch = self._updater.rescored(state, batch, base)
         self._accumulated = self._updater.add(self._accumulated, state, batch, self._knobs, base)

@@ -65,6 +65,9 @@ class Row:
         return sum(map(bool, self.answers))
 
 
+Shape = tuple[int, int, int]
+"""(K, P, S) of a batch: answers to a prompt, padded length of prompts, padded length of answers."""
+
 Divisor = Callable[[Sequence[Row]], float]
 
 
@@ -154,19 +157,21 @@ def pack(rows: Sequence[Row], packing: Packing, seed: int) -> list[list[Batch]]:
     """Optimiser steps, each a list of micro-batches whose gradients are added up.
 
     Rows are shuffled (seeded), gathered by padded shape so that few shapes are compiled, and cut into micro-batches;
-    each optimiser step then takes whole micro-batches. Only the last micro-batch of a shape can hold padding groups,
-    which have no trained token.
+    each optimiser step then takes whole micro-batches. What is left over of a shape is filled up with padding groups,
+    which have no trained token, or goes with what is left over of another (see `joined`).
     """
     draw = random.Random(seed)
-    by_shape: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+    by_shape: dict[Shape, list[Row]] = defaultdict(list)
     for row in draw.sample(list(rows), len(rows)):
         by_shape[shape_of(row, packing)].append(row)
     size = packing.micro_groups
+    whole = {shape: len(members) // size * size for shape, members in by_shape.items()}
     micros = [
-        (shape, members[start : start + size])
-        for shape, members in sorted(by_shape.items(), key=lambda item: item[0])
-        for start in range(0, len(members), size)
+        (shape, by_shape[shape][start : start + size])
+        for shape in sorted(by_shape)
+        for start in range(0, whole[shape], size)
     ]
+    micros += joined({shape: left for shape in by_shape if (left := by_shape[shape][whole[shape] :])}, size).items()
     draw.shuffle(micros)
     per_step = packing.step_groups // size or max(1, len(micros))
     steps = []
@@ -177,8 +182,30 @@ def pack(rows: Sequence[Row], packing: Packing, seed: int) -> list[list[Batch]]:
     return steps
 
 
-def shape_of(row: Row, packing: Packing) -> tuple[int, int, int]:
-    """(K, P, S) of the batch a row belongs to."""
+def joined(left: Mapping[Shape, list[Row]], size: int) -> dict[Shape, list[Row]]:
+    """Less than a micro-batch of each shape; where two fit into one, the smaller shape's rows are padded to the larger.
+
+    A micro-batch costs the same whether its groups are real or padding, so one less is worth that.
+    """
+    kept = {shape: list(left[shape]) for shape in sorted(left)}
+    for shape in tuple(kept):
+        hosts = [
+            other
+            for other, rows in kept.items()
+            if other != shape and holds(other, shape) and len(rows) + len(kept[shape]) <= size
+        ]
+        if hosts:
+            kept[hosts[0]] += kept.pop(shape)
+    return kept
+
+
+def holds(larger: Shape, smaller: Shape) -> bool:
+    """Whether rows of one shape can be padded to another: as many answers, none of them too long."""
+    return larger[0] == smaller[0] and larger[1] >= smaller[1] and larger[2] >= smaller[2]
+
+
+def shape_of(row: Row, packing: Packing) -> Shape:
+    """The smallest shape that a row fits into."""
     longest = max(len(answer) for answer in row.answers)
     prompt_multiple, answer_multiple = packing.multiple
     return len(row.answers), round_up(len(row.prompt), prompt_multiple), round_up(longest, answer_multiple)
@@ -188,7 +215,7 @@ def round_up(length: int, multiple: int) -> int:
     return -(-max(1, length) // multiple) * multiple
 
 
-def batch_of(rows: Sequence[Row], shape: tuple[int, int, int], size: int, divisor: float) -> Batch:
+def batch_of(rows: Sequence[Row], shape: Shape, size: int, divisor: float) -> Batch:
     """Pads rows of one shape into a micro-batch of `size` groups."""
     K, P, S = shape
     prompts, lengths = np.zeros((size, P), np.int32), np.ones(size, np.int32)

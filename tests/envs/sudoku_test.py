@@ -164,16 +164,16 @@ def test_the_interpreter_fills_in_what_follows_and_stops_where_nothing_does():
 
 def test_what_the_roles_are_shown_by_hand():
     at = team()
-    assert at.observe('tool')[0].content == 'T/01.3./1.4.2/22.4./3.3.1?0103101221233032+'
+    assert at.observe('tool')[0].content == 'T/01.3./1.4.2/22.4./3.3.1?,01,03,10,12,21,23,30,32+'
     told = at.act('tool', '01*10')[0].observe('plan')[0].content
-    assert told == 'P/01.3./1.4.2/22.4./3.3.1?0103101221233032+=01*10;012103,,,,,,'
+    assert told == 'P/01.3./1.4.2/22.4./3.3.1?,01,03,10,12,21,23,30,32+=,01*10;012103,,,,,,'
     filled = at.act('plan', '012')[0]
-    assert filled.observe('tool')[0].content == 'T/0123./1.4.2/22.4./3.3.1?03101221233032+01'
+    assert filled.observe('tool')[0].content == 'T/0123./1.4.2/22.4./3.3.1?,03,10,12,21,23,30,32+,01'
     failed = at.act('tool', '00')[0].act('plan', '')[0]
-    assert failed.observe('tool')[0].content.endswith('+!00')
+    assert failed.observe('tool')[0].content.endswith('+!,00')
     assert '!' not in failed.act('plan', '012')[0].observe('tool')[0].content
     followed = at.act('tool', '01*00')[0].act('plan', '012')[0]  # so much is known of the new grid
-    assert followed.observe('tool')[0].content.endswith('+01!*00')
+    assert followed.observe('tool')[0].content.endswith('+,01!*00')
 
 
 def test_texts_are_read_in_every_way_of_writing():
@@ -309,5 +309,5 @@ def test_a_beginner_leaves_out_the_cell_that_failed_and_no_other():
 
 
 def parse_places(text: str) -> list[str]:
-    bare = text.replace('*', '')
+    bare = text.replace('*', '').replace(',', '')
     return [bare[i : i + 2] for i in range(0, len(bare), 2)]

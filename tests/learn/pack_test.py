@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mallm.learn.pack import Packing, Row, batch_of, constant, demonstration, pack, rows_of, token_count
+from mallm.learn.pack import Packing, Row, batch_of, constant, demonstration, joined, pack, rows_of, token_count
 from mallm.types import Answer, Candidate, Credited, Group, GroupKey, Prompt, Reward
 
 
@@ -135,6 +135,21 @@ def test_few_shapes_serve_many_lengths():
         micro.answers_GKS.shape + micro.prompts_GP.shape for step in pack(rows, Packing(0, 4), 0) for micro in step
     }
     assert shapes == {(4, 2, s, 4, p) for s in (8, 16) for p in (16, 32)}
+
+
+def test_what_is_left_over_of_two_shapes_shares_a_micro_batch_if_it_fits_into_one():
+    one = row(2, 2)
+    left = lambda **groups: {SHAPES[name]: [one] * count for name, count in groups.items()}  # noqa: E731
+    counts = lambda kept: {name: len(kept[shape]) for name, shape in SHAPES.items() if shape in kept}  # noqa: E731
+    assert counts(joined(left(small=2, large=2), 4)) == {'large': 4}
+    assert counts(joined(left(small=2, large=3), 4)) == {'small': 2, 'large': 3}  # 5 groups are two micro-batches
+    assert counts(joined(left(small=1, wide=1, large=1), 4)) == {'large': 3}
+    assert counts(joined(left(long=1, wide=1), 4)) == {'long': 1, 'wide': 1}  # neither holds the other
+    assert counts(joined(left(small=1, eight=1), 4)) == {'small': 1, 'eight': 1}  # other K
+    assert joined({}, 4) == {}
+
+
+SHAPES = {'small': (2, 16, 8), 'wide': (2, 32, 8), 'long': (2, 16, 16), 'large': (2, 32, 16), 'eight': (8, 32, 16)}
 
 
 def test_the_order_is_drawn_from_the_seed_and_nothing_else():
