@@ -12,7 +12,7 @@ from mallm.experiment import Experiment, SamplingSettings, WarmStartSettings
 CONFIG = Experiment(
     name='sudoku_at_grpo',
     task=SudokuTask(),
-    sampling=SamplingSettings(envs=64, max_tokens=13),
+    sampling=SamplingSettings(envs=64, max_tokens=9),
     warm_start=WarmStartSettings(steps=200),
 )
 

@@ -82,7 +82,7 @@ def foundation(experiment: Experiment, mesh: Mesh) -> tuple[Tokenizer, Transform
     """Tokenizer, module and pretrained parameters (None: new ones are made) that `model.source` stands for."""
     model, dtype = experiment.model, jnp.dtype(experiment.model.dtype)
     if not model.source:
-        tiny = TinyTokenizer()
+        tiny = TinyTokenizer(experiment.task.signs)
         return tiny, Transformer(model.architecture(len(tiny)), dtype), None
     stays_frozen = model.lora.rank > 0 and not experiment.warm_start.steps
     arch, params = hf.load(model.source, mesh, dtype if stays_frozen else jnp.float32)

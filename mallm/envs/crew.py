@@ -88,6 +88,10 @@ class CrewTask(Task):
         if self.game.team != ('tool', 'plan'):
             raise ValueError(f"game.team={self.game.team}: a crew plays a game of ('tool', 'plan')")
 
+    @property
+    def signs(self) -> str:  # type: ignore[override]  # that of another task, so it cannot belong to the class
+        return self.game.signs
+
     def words(self) -> dict[str, str]:
         return self.game.words()
 

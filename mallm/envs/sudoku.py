@@ -42,9 +42,14 @@ class Sudoku:
         return 0 not in self.cells
 
     @property
+    def free(self) -> tuple[int, ...]:
+        """Cells that the puzzle leaves empty, in reading order."""
+        return tuple(cell for cell, given in enumerate(self.givens) if not given)
+
+    @property
     def blanks(self) -> int:
-        """Cells that the puzzle leaves empty."""
-        return self.givens.count(0)
+        """How many those are."""
+        return len(self.free)
 
     def fill(self, cell: int, value: int) -> 'Sudoku | None':
         """The grid with a value in a cell, or the cell emptied (value 0).

@@ -12,15 +12,16 @@ from mallm.envs.sudoku import Sudoku, SudokuSpec
 from mallm.envs.sudoku_team import (
     COMPACT,
     CONSISTENCY,
+    LETTERS,
     ORACLE,
     Fill,
     Rules,
     Speech,
     SudokuTeam,
-    fills_text,
+    fills_named,
     look,
-    named_text,
-    place,
+    name,
+    parse_cells,
     write,
 )
 
@@ -41,6 +42,7 @@ class SudokuTask(GameTask):
     instance_name: ClassVar[str] = 'puzzle'
     difficulty_name: ClassVar[str] = 'empty cells'
     floor_name: ClassVar[str] = 'random fills'
+    signs: ClassVar[str] = LETTERS
 
     size: int = 4
     blanks: tuple[int, int] = (8, 11)
@@ -123,7 +125,7 @@ def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, 
     """What each role of a beginners' team writes in one turn."""
     named = random_cells(world, task, draw)
     if 'tool' in task.team:
-        plan = fills_text(look(world.grid, named, task.fills).fills, task.size)
+        plan = fills_named(look(world.grid, named, task.fills).fills, world.grid)
     else:
         plan = random_fills(world.grid, task, draw)
     texts = {'tool': named, 'solo': named, 'plan': plan}
@@ -133,10 +135,10 @@ def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, 
 def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
     """As many empty cells as fit in a turn, in reading order from a random one on; in one turn of four all by place."""
     grid = world.grid
-    failed = {tried[-2:] for tried in world.failed.split('!')}
-    cells = [cell for cell in empty_cells(grid) if place(cell, grid.size) not in failed]
+    failed = {cell for tried in world.failed.split('!') for cell, _ in parse_cells(tried, grid, len(tried)).cells[-1:]}
+    cells = [cell for cell in empty_cells(grid) if cell not in failed]
     start, by_place = draw.randrange(max(1, len(cells))), draw.random() < 0.25
-    return ''.join(named_text(cell, grid.size, by_place) for cell in (cells[start:] + cells[:start])[: task.fills])
+    return ''.join('*' * by_place + name(cell, grid) for cell in (cells[start:] + cells[:start])[: task.fills])
 
 
 def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
@@ -147,4 +149,4 @@ def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:
             break
         fills.append(draw.choice(fits))
         grid, _ = write(grid, (fills[-1],))
-    return fills_text(tuple(fills), grid.size)
+    return fills_named(tuple(fills), grid)

@@ -1,20 +1,23 @@
 """Sudoku for a team: `tool` says where to look, an interpreter looks, `plan` decides what is written.
 
 Roles that exist:
-  tool  sees the grid; names cells, such as `,12` (row 1, column 2, from 0): the interpreter fills in, on a copy, the
-        one value that fits there, and `*12` the one that fits nowhere else in its row, column or box. It stops at a
-        cell where there is no such value. So the tool has to see where something follows, and never what.
-  plan  sees the grid, the named cells and what was filled in; its list of fills, such as `123` (a 3 in row 1, column
-        2), is executed. Value 0 empties a cell.
+  tool  sees the grid; names cells: the interpreter fills in, on a copy, the one value that fits there, and for `*` and
+        a cell the one that fits nowhere else in its row, column or box. It stops at a cell where there is no such
+        value. So the tool has to see where something follows, and never what.
+  plan  sees the grid, the named cells and what was filled in; its list of fills, each a cell and a value, is executed.
+        Value 0 empties a cell.
   solo  sees the grid; names cells, which are filled in at once (one agent that holds the tool).
 A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with
 it.
 
-Givens are never changed, and a fill against a row, column or box is not made, so that a full grid is a solved one. How
-the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role, each row
-after its number, the empty cells, the cells that the team has filled in, for `tool` the lists of cells that
+A cell's name is its row and column, from 0, as in `12`; of those that the puzzle leaves empty, the first 26 are also
+called `a` to `z`. Givens are never changed, and a fill against a row, column or box is not made, so that a full grid is
+a solved one.
+
+How the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role, the
+rows, with its letter in each empty cell, the cells that the team has filled in, for `tool` the lists of cells that
 failed on this grid at their last, and for `plan` what the tool did in this turn:
-  T/01.3./1.412/22.4./3.3.1?,01,03,10,21,23,30,32+,12!*03   P/01.3./1.412/22.4./3.3.1?,01...=,01*10;012103,,,,,,
+  T/1a3b/c412/2f4g/h3i1+de!*b   P/1a3b/c412/2f4g/h3i1+de=a*c;a2c3,,,,
 that is the named cells, `;` for done or `!` for stuck with the values that fit there and `:`, and the fills, filled up
 to a turn's length. `plan` refuses by writing nothing: free where the interpreter got stuck.
 `mallm.envs.sudoku_prose` has the speech for real language models.
@@ -23,6 +26,7 @@ to a turn's length. `plan` refuses by writing nothing: free where the interprete
 import dataclasses
 import functools
 import re
+import string
 from collections.abc import Callable, Mapping
 
 from mallm.envs import sudoku
@@ -32,8 +36,9 @@ from mallm.envs.sudoku import Sudoku
 from mallm.types import Message, Reward
 
 _SILENT = r'(?P<silent>[\s,;:()\[\]]+)'
-_CELL = re.compile(_SILENT + r'|(?P<how>\*?)(?P<row>[0-9])[\s,]*(?P<column>[0-9])|.', re.DOTALL)
-_FILL = re.compile(_SILENT + r'|(?P<row>[0-9])[\s,]*(?P<column>[0-9])[\s,]*(?P<value>[0-9])|.', re.DOTALL)
+_PLACE = r'(?:(?P<letter>[a-z])|(?P<row>[0-9])[\s,]*(?P<column>[0-9]))'
+_CELL = re.compile(_SILENT + rf'|(?P<how>\*?)(?P<cell>{_PLACE})|.', re.DOTALL)
+_FILL = re.compile(_SILENT + rf'|(?P<cell>{_PLACE})[\s,]*(?P<value>[0-9])|.', re.DOTALL)
 
 
 def oracle_potential(grid: Sudoku) -> float:
@@ -50,6 +55,7 @@ def consistency(grid: Sudoku) -> float:
     return -(len(empty) + 2 * dead) / 8
 
 
+LETTERS = string.ascii_lowercase
 ORACLE = Shaping(oracle_potential, never)
 CONSISTENCY = Shaping(consistency, never)
 
@@ -139,17 +145,22 @@ class Speech:
 # What is written.
 
 
-def cell_at(row: str, column: str, size: int) -> int:
-    return int(row) * size + int(column) if int(row) < size and int(column) < size else -1
+def cell_of(token: re.Match[str], grid: Sudoku) -> int:
+    """The cell that a token names, or -1 when there is none."""
+    if token['letter']:
+        number = LETTERS.index(token['letter'])
+        return grid.free[number] if number < grid.blanks else -1
+    row, column = int(token['row']), int(token['column'])
+    return row * grid.size + column if max(row, column) < grid.size else -1
 
 
-def parse_cells(text: str, size: int, most: int) -> Named:
-    """Reads cells such as `12 *30`; keeps the first `most`. No text raises."""
+def parse_cells(text: str, grid: Sudoku, most: int) -> Named:
+    """Reads cells such as `a*c` or `12 *30`; keeps the first `most`. No text raises."""
     cells: list[tuple[int, bool]] = []
     garbage = 0
     for token in _CELL.finditer(text):
-        if token['row']:
-            cells.append((cell_at(token['row'], token['column'], size), bool(token['how'])))
+        if token['cell']:
+            cells.append((cell_of(token, grid), bool(token['how'])))
             if len(cells) > most:
                 return Named(tuple(cells[:most]), garbage, True)
         elif not token['silent']:
@@ -157,13 +168,13 @@ def parse_cells(text: str, size: int, most: int) -> Named:
     return Named(tuple(cells), garbage, False)
 
 
-def parse_fills(text: str, size: int, most: int) -> Fills:
-    """Reads fills such as `123 304` or `[[1, 2, 3], [3, 0, 4]]`; keeps the first `most`. No text raises."""
+def parse_fills(text: str, grid: Sudoku, most: int) -> Fills:
+    """Reads fills such as `a3c4`, `123 304` or `[[1, 2, 3], [3, 0, 4]]`; keeps the first `most`. No text raises."""
     fills: list[Fill] = []
     garbage = 0
     for token in _FILL.finditer(text):
-        if token['row']:
-            fills.append((cell_at(token['row'], token['column'], size), int(token['value'])))
+        if token['cell']:
+            fills.append((cell_of(token, grid), int(token['value'])))
             if len(fills) > most:
                 return Fills(tuple(fills[:most]), garbage, True)
         elif not token['silent']:
@@ -174,12 +185,12 @@ def parse_fills(text: str, size: int, most: int) -> Fills:
 @functools.lru_cache(maxsize=200_000)
 def look(grid: Sudoku, text: str, most: int) -> Draft:
     """Fills in the named cells in order, on a copy, up to the first where nothing follows."""
-    named = parse_cells(text, grid.size, most)
+    named = parse_cells(text, grid, most)
     clean = bool(named.cells) and not named.garbage and not named.truncated
     fills: list[Fill] = []
     program, end = '', grid
     for cell, by_place in named.cells:
-        one = named_text(cell, grid.size, by_place)
+        one = '*' * by_place + name(cell, grid)
         program += one
         open_cell = cell >= 0 and not end.cells[cell]
         rule = sudoku.hidden if by_place else sudoku.naked
@@ -205,9 +216,14 @@ def place(cell: int, size: int) -> str:
     return f'{cell // size}{cell % size}' if cell >= 0 else '??'
 
 
-def named_text(cell: int, size: int, by_place: bool = False) -> str:
-    """A cell as `tool` names it: three signs, so that a tiny policy sees where each begins."""
-    return ',*'[by_place] + place(cell, size)
+def name(cell: int, grid: Sudoku) -> str:
+    """The letter of a cell, or its place where it has none."""
+    number = grid.free.index(cell) if cell in grid.free else len(LETTERS)
+    return LETTERS[number] if number < len(LETTERS) else place(cell, grid.size)
+
+
+def fills_named(fills: tuple[Fill, ...], grid: Sudoku) -> str:
+    return ''.join(f'{name(cell, grid)}{value}' for cell, value in fills)
 
 
 def fills_text(fills: tuple[Fill, ...], size: int) -> str:
@@ -217,17 +233,16 @@ def fills_text(fills: tuple[Fill, ...], size: int) -> str:
 def draft_text(draft: Draft, most: int) -> str:
     fits = '' if draft.stuck is None else ''.join(map(str, sudoku.values_of(draft.stuck))) + ':'
     ended = ';' if draft.stuck is None else '!'
-    return f'={draft.program}{ended}{fits}{fills_text(draft.fills, draft.end.size).ljust(3 * most, ",")}'
+    return f'={draft.program}{ended}{fits}{fills_named(draft.fills, draft.end).ljust(2 * most, ",")}'
 
 
 def show_compact(world: 'SudokuTeam', role: str) -> tuple[Message, ...]:
     grid = world.grid
-    rows = ''.join(f'/{i}{row}' for i, row in enumerate(grid.render().split('\n')))
-    free = [i for i, given in enumerate(grid.givens) if not given]
-    empty, own = (
-        ''.join(named_text(i, grid.size) for i in free if bool(grid.cells[i]) == filled) for filled in (False, True)
-    )
-    told = f'{MARKS[role]}{rows}?{empty}+{own}'
+    letters = dict(zip(grid.free, LETTERS, strict=False))
+    signs = [str(value) if value else letters.get(cell, '.') for cell, value in enumerate(grid.cells)]
+    rows = ''.join('/' + ''.join(signs[start : start + grid.size]) for start in range(0, len(signs), grid.size))
+    own = ''.join(name(cell, grid) for cell in grid.free if grid.cells[cell])
+    told = f'{MARKS[role]}{rows}+{own}'
     if role == 'plan' and world.draft is not None:
         told += draft_text(world.draft, world.rules.fills)
     return (Message('user', told + world.failed * (role != 'plan')),)
@@ -238,7 +253,7 @@ def draft_compact(world: 'SudokuTeam', text: str) -> Draft:
 
 
 def fills_compact(world: 'SudokuTeam', text: str) -> Fills:
-    return parse_fills(text, world.grid.size, world.rules.fills)
+    return parse_fills(text, world.grid, world.rules.fills)
 
 
 COMPACT = Speech(show_compact, draft_compact, fills_compact)

@@ -53,9 +53,10 @@ class Tokenizer(Protocol):
 
 
 class TinyTokenizer:
-    """One token a character over a small fixed alphabet, so that text -> ids -> text and back are both exact.
+    """One token a character over a small alphabet, so that text -> ids -> text and back are both exact.
 
-    The chat template is the messages' contents one after the other, then `ANSWER`, the mark after which a role writes.
+    A task may bring more `signs` than ALPHABET has. The chat template is the messages' contents one after the other,
+    then `ANSWER`, the mark after which a role writes.
     """
 
     ANSWER = '>'
@@ -63,9 +64,10 @@ class TinyTokenizer:
     ALPHABET = '# @$.*+/' + 'UDLR' + '0123456789' + '?!~=:;,' + 'TPSQ' + ANSWER
     PAD, END = 0, 1
 
-    def __init__(self) -> None:
-        self._ids = {character: 2 + i for i, character in enumerate(self.ALPHABET)}
-        self._characters = ('', '', *self.ALPHABET)
+    def __init__(self, signs: str = '') -> None:
+        self.alphabet = self.ALPHABET + signs
+        self._ids = {character: 2 + i for i, character in enumerate(self.alphabet)}
+        self._characters = ('', '', *self.alphabet)
 
     @property
     def end(self) -> int:
@@ -86,8 +88,8 @@ class TinyTokenizer:
         unknown = sorted(set(text) - set(self._ids))
         if unknown:
             raise ValueError(
-                f'{unknown!r}: not in the tiny alphabet {self.ALPHABET!r}; use a world that speaks it, or another '
-                'tokenizer'
+                f'{unknown!r}: not in the tiny alphabet {self.alphabet!r}; add them to the `signs` of the task, or use '
+                'another tokenizer'
             )
         return tuple(self._ids[character] for character in text)
 

@@ -271,7 +271,7 @@ def test_demonstrations_can_be_said_and_are_what_roles_write(name):
     found = [shown for seed in range(6) for shown in case.task.demonstrations(seed)]
     assert {shown.role for shown in found} <= set(case.task.team)
     if case.tiny:
-        tokenizer = TinyTokenizer()
+        tokenizer = TinyTokenizer(case.task.signs)
         assert found
         for shown in found:
             assert tokenizer.chat(shown.messages) and len(tokenizer.encode(shown.text)) < limit
@@ -281,7 +281,8 @@ def test_demonstrations_can_be_said_and_are_what_roles_write(name):
 
 @every_case
 def test_whatever_is_written_can_be_shown_to_the_tiny_policy(name):
-    case, draw, tokenizer = CASES[name], random.Random(3), TinyTokenizer()
+    case, draw = CASES[name], random.Random(3)
+    tokenizer = TinyTokenizer(case.task.signs)
     if not case.tiny:
         authors = [message.author for message in start(name, 0).observe(case.task.team[0])]
         assert (authors[0], authors[-1]) == ('system', 'user')
@@ -291,7 +292,7 @@ def test_whatever_is_written_can_be_shown_to_the_tiny_policy(name):
         for role in at.order:
             ids = tokenizer.chat(at.observe(role))
             assert len(ids) < 260
-            at, _ = at.act(role, ''.join(draw.choice(tokenizer.ALPHABET) for _ in range(draw.randint(0, 12))))
+            at, _ = at.act(role, ''.join(draw.choice(tokenizer.alphabet) for _ in range(draw.randint(0, 12))))
         if at.over:
             at = start(name, 5)
 

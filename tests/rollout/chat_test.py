@@ -110,8 +110,13 @@ def test_a_chat_is_its_contents_and_one_mark_after_which_the_role_writes():
 
 
 def test_a_character_outside_the_alphabet_is_named_with_a_remedy():
-    with pytest.raises(ValueError, match=r"\['ä', '中'\].*use a world that speaks it, or another tokenizer"):
+    with pytest.raises(
+        ValueError, match=r"\['ä', '中'\].*add them to the `signs` of the task, or use another tokenizer"
+    ):
         TOKENIZER.encode('R中ä')
+    more = TinyTokenizer('ä中')
+    assert more.decode(more.encode('R中ä')) == 'R中ä' and len(more) == len(TOKENIZER) + 2
+    assert more.encode('R>') == TOKENIZER.encode('R>')
 
 
 def test_all_that_the_shipped_task_shows_and_demonstrates_can_be_encoded():
