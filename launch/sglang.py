@@ -26,6 +26,7 @@ from flax import linen as nn
 
 from mallm import servers
 from mallm.experiment import ModelSettings
+from mallm.io import hf
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import TinyTokenizer
 from mallm.servers import ServerError, Spec, Started
@@ -81,6 +82,8 @@ def start(given: argparse.Namespace) -> int:
     out = pathlib.Path(given.out)
     if out.exists() and any(servers.alive(one.pid) for one in known(out)):
         raise ServerError(f'{out} names servers that run; stop them first, or choose another --out')
+    if given.model != 'tiny' and not pathlib.Path(given.model).exists() and not hf.HUB_ID.fullmatch(given.model):
+        raise ServerError(f"model {given.model!r}: no such folder, and no hub id (owner/name); or use 'tiny'")
     logs = pathlib.Path(given.logs or tempfile.mkdtemp(prefix='mallm-servers-'))
     model = tiny(logs) if given.model == 'tiny' else given.model
     begun: dict[str, list[tuple[Started, subprocess.Popen]]] = {}

@@ -136,6 +136,11 @@ def test_without_sglang_the_error_says_what_to_run(tmp_path, monkeypatch):
         servers.start(Spec('m'), tmp_path / 'log', tethered=True)
 
 
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path, capsys):
+    assert sglang.main(['start', '--model', str(tmp_path / 'no_model'), '--out', str(tmp_path / 'servers.json')]) == 1
+    assert 'no such folder' in capsys.readouterr().err and not (tmp_path / 'servers.json').exists()
+
+
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words(tmp_path):
     process = kept(tmp_path / 'log', [sys.executable, '-c', 'raise SystemExit("no such model")'], tethered=True)
     with pytest.raises(ServerError, match='no such model'):
