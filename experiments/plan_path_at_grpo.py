@@ -11,9 +11,10 @@ from mallm.experiment import Experiment, SamplingSettings, WarmStartSettings
 
 CONFIG = Experiment(
     name='plan_path_at_grpo',
+    steps=150,
     task=PlanPathTask(),
-    sampling=SamplingSettings(envs=64),
-    warm_start=WarmStartSettings(steps=200),
+    sampling=SamplingSettings(envs=32),
+    warm_start=WarmStartSettings(steps=100),
 )
 
 if __name__ == '__main__':

@@ -11,9 +11,10 @@ from mallm.experiment import Experiment, SamplingSettings, WarmStartSettings
 
 CONFIG = Experiment(
     name='sudoku_at_grpo',
-    task=SudokuTask(),
-    sampling=SamplingSettings(envs=64, max_tokens=9),
-    warm_start=WarmStartSettings(steps=200),
+    steps=150,
+    task=SudokuTask(fills=3),
+    sampling=SamplingSettings(envs=32, turns=5, max_tokens=7),
+    warm_start=WarmStartSettings(steps=400),
 )
 
 if __name__ == '__main__':
