@@ -199,6 +199,26 @@ def test_ids_and_log_probs_are_the_learners_at_every_temperature(bench, url):
                     assert answer.finish == 'stop' or len(answer.ids) == 8
 
 
+def test_candidates_are_drawn_from_the_learners_distribution_and_independently_of_each_other(bench, url):
+    """Equal log-probs do not show that: they are of whatever was drawn. Counts within 5 standard deviations."""
+    asked, params = 150, SamplingParams(1, 1.5, spread=2.0)
+    with client(bench, url) as engine:
+        engine.load('shared', weights(1), 1)
+        groups = ask(engine, 'shared', *[PROMPT] * asked, k=8, params=params)
+    drawn = np.array([[answer.ids[0] for answer in answers] for answers in groups])
+    chance = np.array([
+        np.exp([logps({'params': weights(1)}, PROMPT, (token,), temperature)[0] for token in range(ARCH.vocab)])
+        for temperature in params.temperatures(8)
+    ])  # fmt: skip
+    assert 0.2 < chance.max(1).mean() < 0.8  # neither flat nor decided
+    counts, expected = np.bincount(drawn.ravel(), minlength=ARCH.vocab), asked * chance.sum(0)
+    assert (abs(counts - expected) < 5 * np.sqrt(expected) + 5).all()
+    pairs = [(i, j) for i in range(8) for j in range(i)]
+    agree = np.mean([drawn[:, i] == drawn[:, j] for i, j in pairs])
+    wanted = np.mean([chance[i] @ chance[j] for i, j in pairs])
+    assert agree == pytest.approx(wanted, abs=5 * math.sqrt(wanted * (1 - wanted) / asked / 4))
+
+
 def test_k_candidates_of_one_prompt_differ_and_share_its_place_in_the_cache(bench, url):
     """A17, and a spread of temperatures: candidate j's log-probs are those at its own temperature."""
     with client(bench, url) as engine:
