@@ -42,8 +42,9 @@ def candidates(task: str, base: Experiment) -> Sweep:
 
 def turns(task: str, base: Experiment) -> Sweep:
     """T, the most turns of an episode, in training and in evaluation."""
-    cells = dict(grid(base, sampling__turns=[1, 2, 4, 8]))
-    return Sweep('How many turns does the team need?', cells, 'sampling.turns=4')
+    own = base.sampling.turns
+    cells = dict(grid(base, sampling__turns=sorted({1, 2, own, 2 * own})))
+    return Sweep('How many turns does the team need?', cells, f'sampling.turns={own}')
 
 
 def agents(task: str, base: Experiment) -> Sweep:

@@ -12,6 +12,7 @@ SGLang lives in an environment of its own ($MALLM_SGLANG_VENV, or a cache folder
 """
 
 import argparse
+import importlib
 import pathlib
 import shutil
 import subprocess
@@ -25,7 +26,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from mallm import servers
-from mallm.experiment import ModelSettings
 from mallm.io import hf
 from mallm.models.transformer import Transformer
 from mallm.rollout.chat import TinyTokenizer
@@ -82,10 +82,12 @@ def start(given: argparse.Namespace) -> int:
     out = pathlib.Path(given.out)
     if out.exists() and any(servers.alive(one.pid) for one in known(out)):
         raise ServerError(f'{out} names servers that run; stop them first, or choose another --out')
-    if given.model != 'tiny' and not pathlib.Path(given.model).exists() and not hf.HUB_ID.fullmatch(given.model):
+    path = pathlib.Path(given.model).expanduser()
+    is_id = hf.HUB_ID.fullmatch(given.model) and not path.parent.is_dir()
+    if given.model != 'tiny' and not path.exists() and not is_id:
         raise ServerError(f"model {given.model!r}: no such folder, and no hub id (owner/name); or use 'tiny'")
     logs = pathlib.Path(given.logs or tempfile.mkdtemp(prefix='mallm-servers-'))
-    model = tiny(logs) if given.model == 'tiny' else given.model
+    model = tiny(logs, given.experiment) if given.model == 'tiny' else given.model
     begun: dict[str, list[tuple[Started, subprocess.Popen]]] = {}
     try:
         for policy in given.policies:
@@ -109,9 +111,10 @@ def start(given: argparse.Namespace) -> int:
     return 0
 
 
-def tiny(folder: pathlib.Path) -> str:
-    """A folder with a new model of the main experiment's shape; the run that uses the server brings its own weights."""
-    module = Transformer(ModelSettings().architecture(len(TinyTokenizer())))
+def tiny(folder: pathlib.Path, name: str) -> str:
+    """A folder with a new model of an experiment's shape; the run that uses the server brings its own weights."""
+    experiment = importlib.import_module(f'experiments.{name}').CONFIG
+    module = Transformer(experiment.model.architecture(len(TinyTokenizer(experiment.task.signs))))
     params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))['params']
     return Publisher(folder / 'tiny', module)('shared', params, 0).folder
 
@@ -160,7 +163,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     add = verbs.add_parser('start', help='start servers and write the endpoints file')
     add.set_defaults(does=start)
-    add.add_argument('--model', required=True, help="folder, hub id, or 'tiny': a new one as in the main experiment")
+    add.add_argument('--model', required=True, help="folder, hub id, or 'tiny': a new one as in --experiment")
+    add.add_argument('--experiment', default='sokoban_at_grpo', help="whose model 'tiny' is")
     add.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
     add.add_argument('--policies', nargs='+', default=['*'], help='each gets servers of its own; "*" is all of them')
     add.add_argument('--count', type=int, default=1, help='servers for each policy')

@@ -90,19 +90,22 @@ class Task(abc.ABC):
       instance_name: what one world is called in reports (a board, a story).
       difficulty_name: what `difficulty` counts.
       floor_name: what plays for `floor`.
-      signs: characters that are shown or written beside those of the tiny policy's tokenizer.
     """
 
     instance_name: ClassVar[str] = 'instance'
     difficulty_name: ClassVar[str] = 'difficulty'
     floor_name: ClassVar[str] = 'chance'
-    signs: ClassVar[str] = ''
 
     team: tuple[str, ...]
 
     def words(self) -> dict[str, str]:
         """What reports call things."""
         return {'instance': self.instance_name, 'difficulty': self.difficulty_name, 'floor': self.floor_name}
+
+    @property
+    def signs(self) -> str:
+        """Characters that are shown or written beside those of the tiny policy's tokenizer."""
+        return ''
 
     @abc.abstractmethod
     def train(self, seed: int) -> World:

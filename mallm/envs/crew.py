@@ -89,7 +89,7 @@ class CrewTask(Task):
             raise ValueError(f"game.team={self.game.team}: a crew plays a game of ('tool', 'plan')")
 
     @property
-    def signs(self) -> str:  # type: ignore[override]  # that of another task, so it cannot belong to the class
+    def signs(self) -> str:
         return self.game.signs
 
     def words(self) -> dict[str, str]:

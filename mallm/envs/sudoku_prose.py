@@ -4,7 +4,6 @@ The prompts show the grid as it is now; the program gets it on standard input.
 """
 
 import dataclasses
-import re
 
 from mallm.envs import sudoku
 from mallm.envs.prose import PROGRAM_RULES, THINK, PythonTool, actions_list, final_answer, literal
@@ -48,7 +47,7 @@ def fills_in(answer: str, world: SudokuTeam) -> Fills:
     size, grid = world.grid.size, literal(answer)
     rows = grid if isinstance(grid, list) else []
     if len(rows) != size or not all(isinstance(row, list) and len(row) == size for row in rows):
-        return parse_fills(re.sub('[a-z]', '?', answer), world.grid, world.rules.fills)  # cells have no letters here
+        return parse_fills(answer, world.grid, world.rules.fills, letters=False)
     values = [value for row in rows for value in row]
     known = all(type(value) is int and 0 <= value <= size for value in values)
     fills: list[Fill] = [

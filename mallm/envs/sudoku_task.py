@@ -4,6 +4,7 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
+from mallm.config import require
 from mallm.envs import sudoku, sudoku_prose
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, pool
 from mallm.envs.game_task import GameTask
@@ -18,9 +19,9 @@ from mallm.envs.sudoku_team import (
     Rules,
     Speech,
     SudokuTeam,
+    cell_name,
     fills_named,
     look,
-    name,
     parse_cells,
     write,
 )
@@ -42,7 +43,6 @@ class SudokuTask(GameTask):
     instance_name: ClassVar[str] = 'puzzle'
     difficulty_name: ClassVar[str] = 'empty cells'
     floor_name: ClassVar[str] = 'random fills'
-    signs: ClassVar[str] = LETTERS
 
     size: int = 4
     blanks: tuple[int, int] = (8, 11)
@@ -52,6 +52,14 @@ class SudokuTask(GameTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.spec('any')
+        require(
+            self.style != 'compact' or self.blanks[1] <= len(LETTERS), 'blanks', self.blanks,
+            f"at most {len(LETTERS)} empty cells have letters; use fewer, or style='text'",
+        )  # fmt: skip
+
+    @property
+    def signs(self) -> str:
+        return LETTERS[: self.blanks[1]] if self.style == 'compact' else ''
 
     @property
     def rules(self) -> Rules:
@@ -135,10 +143,11 @@ def said(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> dict[str, 
 def random_cells(world: SudokuTeam, task: SudokuTask, draw: random.Random) -> str:
     """As many empty cells as fit in a turn, in reading order from a random one on; in one turn of four all by place."""
     grid = world.grid
-    failed = {cell for tried in world.failed.split('!') for cell, _ in parse_cells(tried, grid, len(tried)).cells[-1:]}
+    tried = [parse_cells(text, grid, len(text)) for text in world.failed.split('!')]
+    failed = {cell for one in tried if not one.garbage for cell, _ in one.cells[-1:]}
     cells = [cell for cell in empty_cells(grid) if cell not in failed]
     start, by_place = draw.randrange(max(1, len(cells))), draw.random() < 0.25
-    return ''.join('*' * by_place + name(cell, grid) for cell in (cells[start:] + cells[:start])[: task.fills])
+    return ''.join('*' * by_place + cell_name(cell, grid) for cell in (cells[start:] + cells[:start])[: task.fills])
 
 
 def random_fills(grid: Sudoku, task: SudokuTask, draw: random.Random) -> str:

@@ -10,9 +10,8 @@ Roles that exist:
 A team is an order of roles: ('tool', 'plan') is the paper's pair, ('plan',) has no tool, ('solo',) is one agent with
 it.
 
-A cell's name is its row and column, from 0, as in `12`; of those that the puzzle leaves empty, the first 26 are also
-called `a` to `z`. Givens are never changed, and a fill against a row, column or box is not made, so that a full grid is
-a solved one.
+A cell's name is its row and column, from 0, as in `12`; those that the puzzle leaves empty also have letters, from `a`
+on. Givens are never changed, and a fill against a row, column or box is not made, so that a full grid is a solved one.
 
 How the roles are spoken to is a `Speech`. COMPACT is one token a cell for the tiny tokenizer: a mark for the role, the
 rows, with its letter in each empty cell, the cells that the team has filled in, for `tool` the lists of cells that
@@ -36,9 +35,12 @@ from mallm.envs.sudoku import Sudoku
 from mallm.types import Message, Reward
 
 _SILENT = r'(?P<silent>[\s,;:()\[\]]+)'
-_PLACE = r'(?:(?P<letter>[a-z])|(?P<row>[0-9])[\s,]*(?P<column>[0-9]))'
-_CELL = re.compile(_SILENT + rf'|(?P<how>\*?)(?P<cell>{_PLACE})|.', re.DOTALL)
-_FILL = re.compile(_SILENT + rf'|(?P<cell>{_PLACE})[\s,]*(?P<value>[0-9])|.', re.DOTALL)
+LETTERS = string.ascii_lowercase + 'ABCEFGHIJKMNOVWXYZ'
+"""Names of the cells that a puzzle leaves empty, in reading order: all letters that mean nothing else in a prompt."""
+_NAME = rf'(?:(?P<letter>[{LETTERS}])|(?P<row>[0-9])[\s,]*(?P<column>[0-9]))'
+_LETTER = re.compile(f'[{LETTERS}]')
+_CELL = re.compile(_SILENT + rf'|(?P<how>\*?)(?P<cell>{_NAME})|.', re.DOTALL)
+_FILL = re.compile(_SILENT + rf'|(?P<cell>{_NAME})[\s,]*(?P<value>[0-9])|.', re.DOTALL)
 
 
 def oracle_potential(grid: Sudoku) -> float:
@@ -55,7 +57,6 @@ def consistency(grid: Sudoku) -> float:
     return -(len(empty) + 2 * dead) / 8
 
 
-LETTERS = string.ascii_lowercase
 ORACLE = Shaping(oracle_potential, never)
 CONSISTENCY = Shaping(consistency, never)
 
@@ -168,11 +169,14 @@ def parse_cells(text: str, grid: Sudoku, most: int) -> Named:
     return Named(tuple(cells), garbage, False)
 
 
-def parse_fills(text: str, grid: Sudoku, most: int) -> Fills:
-    """Reads fills such as `a3c4`, `123 304` or `[[1, 2, 3], [3, 0, 4]]`; keeps the first `most`. No text raises."""
+def parse_fills(text: str, grid: Sudoku, most: int, *, letters: bool = True) -> Fills:
+    """Reads fills such as `a3c4`, `123 304` or `[[1, 2, 3], [3, 0, 4]]`; keeps the first `most`. No text raises.
+
+    Without `letters` these name no cell, and are not understood.
+    """
     fills: list[Fill] = []
     garbage = 0
-    for token in _FILL.finditer(text):
+    for token in _FILL.finditer(text if letters else _LETTER.sub('?', text)):
         if token['cell']:
             fills.append((cell_of(token, grid), int(token['value'])))
             if len(fills) > most:
@@ -190,7 +194,7 @@ def look(grid: Sudoku, text: str, most: int) -> Draft:
     fills: list[Fill] = []
     program, end = '', grid
     for cell, by_place in named.cells:
-        one = '*' * by_place + name(cell, grid)
+        one = '*' * by_place + cell_name(cell, grid)
         program += one
         open_cell = cell >= 0 and not end.cells[cell]
         rule = sudoku.hidden if by_place else sudoku.naked
@@ -216,14 +220,14 @@ def place(cell: int, size: int) -> str:
     return f'{cell // size}{cell % size}' if cell >= 0 else '??'
 
 
-def name(cell: int, grid: Sudoku) -> str:
+def cell_name(cell: int, grid: Sudoku) -> str:
     """The letter of a cell, or its place where it has none."""
-    number = grid.free.index(cell) if cell in grid.free else len(LETTERS)
-    return LETTERS[number] if number < len(LETTERS) else place(cell, grid.size)
+    letters = dict(zip(grid.free, LETTERS, strict=False))
+    return letters.get(cell) or place(cell, grid.size)
 
 
 def fills_named(fills: tuple[Fill, ...], grid: Sudoku) -> str:
-    return ''.join(f'{name(cell, grid)}{value}' for cell, value in fills)
+    return ''.join(f'{cell_name(cell, grid)}{value}' for cell, value in fills)
 
 
 def fills_text(fills: tuple[Fill, ...], size: int) -> str:
@@ -241,7 +245,7 @@ def show_compact(world: 'SudokuTeam', role: str) -> tuple[Message, ...]:
     letters = dict(zip(grid.free, LETTERS, strict=False))
     signs = [str(value) if value else letters.get(cell, '.') for cell, value in enumerate(grid.cells)]
     rows = ''.join('/' + ''.join(signs[start : start + grid.size]) for start in range(0, len(signs), grid.size))
-    own = ''.join(name(cell, grid) for cell in grid.free if grid.cells[cell])
+    own = ''.join(cell_name(cell, grid) for cell in grid.free if grid.cells[cell])
     told = f'{MARKS[role]}{rows}+{own}'
     if role == 'plan' and world.draft is not None:
         told += draft_text(world.draft, world.rules.fills)

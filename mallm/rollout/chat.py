@@ -65,7 +65,7 @@ class TinyTokenizer:
     PAD, END = 0, 1
 
     def __init__(self, signs: str = '') -> None:
-        self.alphabet = self.ALPHABET + signs
+        self.alphabet = ''.join(dict.fromkeys(self.ALPHABET + signs))
         self._ids = {character: 2 + i for i, character in enumerate(self.alphabet)}
         self._characters = ('', '', *self.alphabet)
 

@@ -1,5 +1,6 @@
 """Servers as processes, without SGLang in them: what keeps them, ends them, and what is written down about them."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import pytest
 
 from launch import sglang
 from mallm import keeper, servers
+from mallm.rollout.chat import TinyTokenizer
 from mallm.servers import ServerError, Spec, Started
 
 SLEEPS = [sys.executable, '-c', 'import subprocess, sys; print("up", flush=True); '
@@ -136,9 +138,19 @@ def test_without_sglang_the_error_says_what_to_run(tmp_path, monkeypatch):
         servers.start(Spec('m'), tmp_path / 'log', tethered=True)
 
 
-def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path, capsys):
-    assert sglang.main(['start', '--model', str(tmp_path / 'no_model'), '--out', str(tmp_path / 'servers.json')]) == 1
-    assert 'no such folder' in capsys.readouterr().err and not (tmp_path / 'servers.json').exists()
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    (tmp_path / 'runs').mkdir()
+    monkeypatch.chdir(tmp_path)
+    for model in (str(tmp_path / 'no_model'), 'runs/no_model', 'no_model'):
+        assert sglang.main(['start', '--model', model, '--out', 'servers.json']) == 1
+        assert 'no such folder' in capsys.readouterr().err and not (tmp_path / 'servers.json').exists()
+
+
+def test_a_tiny_server_has_the_vocabulary_of_the_experiment_that_it_is_for(tmp_path):
+    for name in ('sokoban_at_grpo', 'sudoku_at_grpo'):
+        signs = importlib.import_module(f'experiments.{name}').CONFIG.task.signs
+        config = json.loads((pathlib.Path(sglang.tiny(tmp_path / name, name)) / 'config.json').read_text())
+        assert config['vocab_size'] == len(TinyTokenizer(signs))
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words(tmp_path):

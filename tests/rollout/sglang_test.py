@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -213,10 +214,9 @@ def test_candidates_are_drawn_from_the_learners_distribution_and_independently_o
     assert 0.2 < chance.max(1).mean() < 0.8  # neither flat nor decided
     counts, expected = np.bincount(drawn.ravel(), minlength=ARCH.vocab), asked * chance.sum(0)
     assert (abs(counts - expected) < 5 * np.sqrt(expected) + 5).all()
-    pairs = [(i, j) for i in range(8) for j in range(i)]
-    agree = np.mean([drawn[:, i] == drawn[:, j] for i, j in pairs])
-    wanted = np.mean([chance[i] @ chance[j] for i, j in pairs])
-    assert agree == pytest.approx(wanted, abs=5 * math.sqrt(wanted * (1 - wanted) / asked / 4))
+    for i, j in itertools.combinations(range(8), 2):
+        agree, wanted = np.mean(drawn[:, i] == drawn[:, j]), chance[i] @ chance[j]
+        assert agree == pytest.approx(wanted, abs=5 * math.sqrt(wanted * (1 - wanted) / asked)), (i, j)
 
 
 def test_k_candidates_of_one_prompt_differ_and_share_its_place_in_the_cache(bench, url):
