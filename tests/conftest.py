@@ -15,7 +15,7 @@ os.environ['XLA_FLAGS'] = f'{QUICK} {os.environ.get("XLA_FLAGS", "")}'.strip()
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
     cache = os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='mallm-tests-')
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
-os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
 
 import jax
 

@@ -42,13 +42,14 @@ def one_by_one(one: Learner, some: list[Row], packing: Packing, *, rescores: boo
 
 
 @pytest.mark.parametrize(
-    'divisor, rescores',
-    [(token_count, False), (token_count, True), (constant(6), False)],
-    ids=['tokens', 'tokens, rescored', 'constant'],
+    'divisor, rescores, count, micros',
+    [(token_count, False, 7, 4), (token_count, True, 7, 4), (constant(6), False, 7, 4), (token_count, True, 10, 5)],
+    ids=['tokens', 'tokens, rescored', 'constant', 'left-overs of both shapes joined'],
 )
-def test_rows_that_come_one_by_one_move_the_parameters_as_all_at_once(plain, divisor, rescores):
+def test_rows_that_come_one_by_one_move_the_parameters_as_all_at_once(plain, divisor, rescores, count, micros):
     """With KL and entropy terms, two padded shapes, a divisor that is known only at the end, and the controller."""
-    packing, some = Packing(0, 2, (4, 8), divisor), rows(7)
+    packing, some = Packing(0, 2, (4, 8), divisor), rows(count)
+    assert len(pack(some, packing, 0)[0]) == micros
     whole, said = at_once(plain, some, packing, rescores=rescores)
     compiled = plain.updater.compiles
     parts, told = one_by_one(plain, some, packing, rescores=rescores)
