@@ -309,7 +309,7 @@ def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_refused_and_a_c
 
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (1, 4, 2)])
 def test_a_trained_head_of_a_tied_model_is_never_exported_as_tied(mesh, folder_of, tmp_path):
-    """A25: one number of the head has moved. Said to be tied, it would be lost; untied, transformers computes with it."""
+    """A25: one number of the head has moved. Said to be tied, it would be lost; untied, transformers has it."""
     arch, params = hf.load(folder_of(BASE), sharding.make_mesh(*mesh))
     copied = {**params, 'head': params['embedding'].T}
     hf.export(tmp_path / 'copy', arch, copied, dtype=jnp.float32)
