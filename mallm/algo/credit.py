@@ -1,7 +1,8 @@
 """From rewards to advantages: one number for each candidate. Host maths in float64; no jax.
 
 A credit rule is a function from the trajectories of a step to `Credited` groups. Whatever a rule compares with what,
-it returns one advantage a candidate, and zero wherever there was nothing to compare.
+it returns one advantage a candidate, and zero wherever there was nothing to compare. An answer is worth its own reward
+or, in `team`, the sum of its trajectory's rewards: nothing is discounted, and nothing starts anew at the world's text.
 """
 
 from collections import defaultdict

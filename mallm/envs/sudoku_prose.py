@@ -43,13 +43,16 @@ def show(world: SudokuTeam, role: str) -> tuple[Message, ...]:
 
 
 def fills_in(answer: str, world: SudokuTeam) -> Fills:
-    """The fills of a list, or those that a whole grid says: for each cell that it would change, givens too."""
+    """The fills of a list, or those that a whole grid says: for each cell that it would change, givens too.
+
+    Rows of the grid's width that are too few or too many are no grid, and no fills either.
+    """
     size, grid = world.grid.size, literal(answer)
     rows = grid if isinstance(grid, list) else []
-    if len(rows) != size or not all(isinstance(row, list) and len(row) == size for row in rows):
+    if not rows or not all(isinstance(row, list) and len(row) == size for row in rows):
         return parse_fills(answer, world.grid, world.rules.fills, letters=False)
     values = [value for row in rows for value in row]
-    known = all(type(value) is int and 0 <= value <= size for value in values)
+    known = len(rows) == size and all(type(value) is int and 0 <= value <= size for value in values)
     fills: list[Fill] = [
         (cell, value) for cell, value in enumerate(values) if known and value and value != world.grid.cells[cell]
     ]

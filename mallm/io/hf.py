@@ -145,7 +145,11 @@ def export(
       tokenizer: a transformers tokenizer to be saved beside the weights; its end and padding ids go into config.json.
       shard_bytes: files are cut before they grow larger than this.
       everywhere: every process writes a folder of its own, for the servers of its machine.
+
+    Raises:
+      WeightsError: the folder is there, or the architecture is tied and the parameters hold a head of their own.
     """
+    _refuse_second_head(arch, params)
     said = hf_map.to_json(arch) | {'dtype': jnp.dtype(dtype).name, 'torch_dtype': jnp.dtype(dtype).name}
     if tokenizer is not None:
         said |= {f'{kind}_token_id': getattr(tokenizer, f'{kind}_token_id') for kind in ('bos', 'eos', 'pad')}
@@ -172,6 +176,20 @@ def export(
         files.write_json(part / 'config.json', said)
 
     whole_folder(pathlib.Path(folder), write, everywhere=everywhere)
+
+
+def _refuse_second_head(arch: Architecture, params: Any) -> None:
+    """A tied checkpoint is read with one matrix for both, so whoever reads it would lose the other."""
+    if not arch.tied or 'head' not in params:
+        return
+    head_DV, table_VD = params['head'], params['embedding']
+    same_shape = head_DV.shape == table_VD.shape[::-1]
+    if not same_shape or not bool(jax.jit(lambda head, table: (head == table.T).all())(head_DV, table_VD)):
+        raise WeightsError(
+            f'head {list(head_DV.shape)} differs from the transposed embedding {list(table_VD.shape)}, and the '
+            'architecture is tied: a tied checkpoint has one matrix for both; export with '
+            'dataclasses.replace(arch, tied=False)'
+        )
 
 
 def read_settings(folder: pathlib.Path, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+import time
 
 import pytest
 
@@ -103,6 +104,61 @@ def test_a_full_grid_that_ignores_the_givens_solves_nothing():
     assert not after.solved and reward.team <= 0 and reward.local < 0 and after.grid.givens == at.grid.givens
     right = [[int(v) for v in row] for row in SOLVED.split('\n')]
     assert at.act('plan', f'#### {right}')[0].solved
+
+
+ROWS = [[1, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 1]]
+NO_GRIDS = {
+    'a 5': [[1, 5, 3, 4], *ROWS[1:]],
+    'floats': [[1.0, 2.0, 3.0, 4.0], *ROWS[1:]],
+    'strings': [['1', '2', '3', '4'], *ROWS[1:]],
+    'truths': [[True, 2, 3, 4], *ROWS[1:]],
+    'three rows': ROWS[:3],
+    'three rows that could be read as fills': [[0, 1, 2, 4], [3, 0, 4, 1], [2, 1, 1, 3]],
+    'five rows': [*ROWS, ROWS[0]],
+}
+
+
+def in_words(at: Sudoku) -> SudokuTeam:
+    return SudokuTeam(at, Rules(fills=at.size**2), ('tool', 'plan'), speech(lambda answer, stdin: None))
+
+
+@pytest.mark.parametrize('said', NO_GRIDS.values(), ids=NO_GRIDS)
+def test_what_is_no_grid_of_whole_numbers_changes_nothing_and_costs_a_penalty(said):
+    """A28: all of these are near the solution, which itself solves."""
+    at = in_words(grid(FOUR))
+    assert at.act('plan', f'#### {ROWS}')[0].solved
+    after, reward = at.act('plan', f'#### {said}')
+    assert after.grid == at.grid and not after.solved
+    assert (reward.team, reward.local) == (0, pytest.approx(-0.1))
+
+
+def test_a_valid_grid_that_overwrites_a_given_wins_nothing_whatever_the_size():
+    """A28: the puzzle has 3 in its corner, the memorised grid 1; and a 9 x 9 whose solution has its digits moved on."""
+    for at in (grid('3...\n.1.3\n.3.1\n1...'), grid('3.1.\n....\n....\n.1.3')):
+        after, reward = in_words(at).act('plan', f'#### {ROWS}')
+        assert not after.solved and after.grid.givens == at.givens and after.grid.cells[0] == 3
+        assert reward.team <= 0 and reward.local <= -0.05
+    nine = generate(1, SudokuSpec(9, (30, 34)))
+    right = solution(9, nine.givens)
+    moved = [[right[9 * row + column] % 9 + 1 for column in range(9)] for row in range(9)]
+    after, reward = in_words(nine).act('plan', f'#### {moved}')
+    assert not after.solved and after.grid.givens == nine.givens
+    assert all(now == given for now, given in zip(after.grid.cells, nine.givens, strict=True) if given)
+    assert reward.team <= 0 and reward.local <= -0.05 * (81 - nine.blanks), 'each given was written to'
+    cell = next(cell for cell, given in enumerate(nine.givens) if given)
+    shown = [list(nine.givens[9 * row :][:9]) for row in range(9)]
+    shown[cell // 9][cell % 9] = nine.givens[cell] % 9 + 1
+    after, reward = in_words(nine).act('plan', f'#### {shown}')
+    assert after.grid == nine and (reward.team, reward.local) == (0, pytest.approx(-0.05))
+
+
+def test_a_fresh_board_of_six_for_every_episode_costs_little():
+    """At most 25 ms of processor time, many times what it takes; so 64 episodes wait less than 2 s for theirs."""
+    for task in (SudokuTask(size=6), SudokuTask(size=6, blanks=(14, 20))):
+        started = time.process_time()
+        boards = {task.train(seed).grid for seed in range(40)}
+        assert (time.process_time() - started) / 40 < 0.025
+        assert len(boards) == 40
 
 
 def test_renamed_turned_and_mirrored_puzzles_are_one_and_a_turn_that_breaks_boxes_is_not():

@@ -1,5 +1,6 @@
 """Checkpoints in and out: transformers and peft are the peers, and what they write and read is what we do."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -297,12 +298,32 @@ def test_a_broken_folder_is_refused_with_what_is_wrong_and_what_to_do(fault, tmp
 
 def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_refused_and_a_copy_is_not(folder_of, tmp_path):
     arch, params = hf.load(folder_of(BASE))
-    untied = {**params, 'head': params['embedding'].T}
-    for name, head in {'copy': untied['head'], 'other': untied['head'] * 2}.items():
-        hf.export(tmp_path / name, arch, {**untied, 'head': head}, dtype=jnp.float32)
+    own = dataclasses.replace(arch, tied=False)
+    for name, head in {'copy': params['embedding'].T, 'other': params['embedding'].T * 2}.items():
+        hf.export(tmp_path / name, own, {**params, 'head': head}, dtype=jnp.float32)
+        alter(tmp_path / name / 'config.json', {'tie_word_embeddings': True})
     same(hf.load(tmp_path / 'copy')[1], params)
     with pytest.raises(WeightsError, match=r'lm_head.weight differs from model.embed_tokens.weight: set it false'):
         hf.load(tmp_path / 'other')
+
+
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (1, 4, 2)])
+def test_a_trained_head_of_a_tied_model_is_never_exported_as_tied(mesh, folder_of, tmp_path):
+    """A25: one number of the head has moved. Said to be tied, it would be lost; untied, transformers has it."""
+    arch, params = hf.load(folder_of(BASE), sharding.make_mesh(*mesh))
+    copied = {**params, 'head': params['embedding'].T}
+    hf.export(tmp_path / 'copy', arch, copied, dtype=jnp.float32)
+    same(hf.load(tmp_path / 'copy')[1], params)
+    trained = {**params, 'head': copied['head'].at[0, 5].add(0.5)}
+    with pytest.raises(WeightsError, match=r'head .* differs .*is tied: .*one matrix.*; export with .*tied=False'):
+        hf.export(tmp_path / 'out', arch, trained)
+    with pytest.raises(WeightsError, match=r'head \[2, 3\] differs'):
+        hf.export(tmp_path / 'out', arch, {**params, 'head': jnp.zeros((2, 3))})
+    assert not (tmp_path / 'out').exists()
+    untied = dataclasses.replace(arch, tied=False)
+    hf.export(tmp_path / 'out', untied, trained, dtype=jnp.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
+    np.testing.assert_allclose(checkpoints.logits(theirs, IDS), rows(untied, trained, IDS), atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def test_merged_weights_compute_what_base_and_adapter_compute_together(kind):
 
 
 def test_the_scale_is_alpha_over_r_or_over_its_root_and_is_what_a_merge_adds():
-    """r = 4: 12 / 4 = 3, 3 / sqrt(4) = 1.5; one entry of W by hand."""
+    """r = 4: 12 / 4 = 3, 3 / sqrt(4) = 1.5; A19's r = 8: 16 / 8 = 2, 16 / 2.8284 = 5.657; one entry of W by hand."""
+    assert (Lora(8, 16.0).scale, Lora(8, 16.0, rs=True).scale) == (2.0, pytest.approx(5.657, abs=5e-4))
     assert (KINDS['r is not alpha'].scale, KINDS['rsLoRA'].scale) == (3.0, 1.5)
     kind = KINDS['some of the projections']
     adapter = trained(kind, 3)
