@@ -245,17 +245,21 @@ class WarmStartSettings:
       rows: demonstrations in a step.
       rate: learning rate at the start; it falls to 0 linearly.
       cpu_minutes: go on cloning until this much processor time is used, as a control; 0 for `steps` alone.
+      transcripts: a JSONL file in place of the task's demonstrations, see `mallm.envs.transcripts`, for the pools
+        whose roles it has: it trains all parameters of each, or its adapter over the base as it came.
     """
 
     steps: int = 50
     rows: int = 64
     rate: float = 3e-3
     cpu_minutes: float = 0.0
+    transcripts: str = ''
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, 'warm_start.steps', self.steps, 'must be 0 (none) or positive')
         require(self.cpu_minutes >= 0, 'warm_start.cpu_minutes', self.cpu_minutes, 'must be 0 (none) or positive')
         require(self.rows >= 1, 'warm_start.rows', self.rows, 'a step needs at least one demonstration')
+        require(not self.transcripts or self.steps > 0, 'transcripts', self.transcripts, 'needs warm_start.steps')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,9 +364,7 @@ class Experiment:
             f'may name the pools {sorted(set(self.pools.values()))} and no other',
         )  # fmt: skip
         require(bool(self.learners), 'learning.pool_rates', self.learning.pool_rates, 'freezes every pool; leave one')
-        require(
-            'base' not in self.pools.values(), 'pools', self.pools, "'base' is what adapters adapt; rename the pool"
-        )
+        require('base' not in self.pools.values(), 'pools', self.pools, "'base' is what adapters adapt; rename it")
         require(self.rollout_workers >= 0, 'rollout_workers', self.rollout_workers, 'must be 0 (play here) or positive')
         rows = self.model.mesh[0] * self.model.mesh[1]
         require(
@@ -385,6 +387,11 @@ class Experiment:
         """The roles whose pools are not frozen, in acting order."""
         frozen = {pool for pool, rate in self.learning.pool_rates.items() if not any(rate)}
         return tuple(role for role in self.task.team if self.pools[role] not in frozen)
+
+    @property
+    def clones_base(self) -> bool:
+        """Whether the warm start trains what the adapters adapt, and not, from transcripts, the adapters."""
+        return self.model.lora.rank > 0 and self.warm_start.steps > 0 and not self.warm_start.transcripts
 
     def packing(self) -> pack.Packing:
         longest = max(params.max_tokens for params in self.sampler().roles.values())

@@ -27,11 +27,11 @@ class Policies:
     """Attributes:
     tokenizer: between text and ids.
     module: what samples and learns, with LoRA where pools are adapters.
-    whole: the same without LoRA, which is what a warm start trains.
+    whole: the same without LoRA, which is what a warm start from demonstrations trains.
     transform: the optimiser, without its learning rate.
     pools: by name, each with its own parameters or adapter.
     base: what the adapters adapt, or None.
-    shardings, whole_shardings: of the pools' states, and of what a warm start trains.
+    shardings, whole_shardings: of the pools' states, and of their base, or of the pools again.
     """
 
     tokenizer: Tokenizer
@@ -73,7 +73,7 @@ def make_policies(experiment: Experiment) -> Policies:
         pools[name], shardings = make(name, module, transform, experiment.algorithm.kl, None if adapts else pretrained)
     if not adapts:
         return Policies(tokenizer, module, whole, transform, mesh, pools, None, shardings, shardings)
-    of_base = transform if experiment.warm_start.steps else optax.identity()
+    of_base = transform if experiment.clones_base else optax.identity()
     base, base_shardings = make('base', whole, of_base, 0.0, pretrained)
     return Policies(tokenizer, module, whole, transform, mesh, pools, base, shardings, base_shardings)
 
@@ -84,7 +84,7 @@ def foundation(experiment: Experiment, mesh: Mesh) -> tuple[Tokenizer, Transform
     if not model.source:
         tiny = TinyTokenizer(experiment.task.signs)
         return tiny, Transformer(model.architecture(len(tiny)), dtype), None
-    stays_frozen = model.lora.rank > 0 and not experiment.warm_start.steps
+    stays_frozen = model.lora.rank > 0 and not experiment.clones_base
     arch, params = hf.load(model.source, mesh, dtype if stays_frozen else jnp.float32)
     found = hf.find(model.source)
     if found.is_dir():  # with what its generation_config.json says of end tokens

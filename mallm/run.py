@@ -40,6 +40,7 @@ class Run:
     base: Pool | None
     updater: Updater
     cloner: Updater
+    base_cloner: Updater | None
     sink: Sink | Silent
     guard: Guard | NoGuard
     checkpoints: Checkpoints
@@ -82,7 +83,8 @@ def build(
         p.pools,
         p.base,
         make_updater(p.module, p.shardings, algorithm.objective),
-        make_updater(p.whole, p.whole_shardings, losses.reinforce),
+        make_updater(p.module, p.shardings, losses.reinforce),
+        make_updater(p.whole, p.whole_shardings, losses.reinforce) if experiment.clones_base else None,
         sink_of(experiment, folder, resume_at),
         guard,
         Checkpoints(folder),
@@ -130,7 +132,7 @@ def restore(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     arrays, progress = run.checkpoints.restore(step, like)
     for name, pool in run.pools.items():
         pool.state = dataclasses.replace(pool.state, **arrays[name])
-    if run.base and run.experiment.warm_start.steps:
+    if run.base and run.experiment.clones_base:
         base = restore_base(run.folder, run.frozen)
         run.base.state = dataclasses.replace(run.base.state, params=base, moments=None)
     elif run.base:  # it is what it was made, or read, as

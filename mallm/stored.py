@@ -128,7 +128,7 @@ class Learned:
     def owns_base(self) -> bool:
         """Whether the base under its adapters is the run's own, and not a pretrained model as it came."""
         experiment = self.experiment
-        return self.base is not None and (experiment.warm_start.steps > 0 or not experiment.model.source)
+        return self.base is not None and (experiment.clones_base or not experiment.model.source)
 
     @property
     def whole(self) -> Transformer:
@@ -158,12 +158,12 @@ def read_learned(folder: pathlib.Path, tasks: Mapping[str, type[Task]] = TASKS) 
     arrays, progress = checkpoints.restore_part(step, dict.fromkeys(sorted(set(experiment.pools.values())), like))
     checkpoints.close()
     base = pretrained if kind is not None else None
-    if kind is not None and experiment.warm_start.steps:
+    if experiment.clones_base:
         base = restore_base(folder, shapes_of(whole, 'params', mesh))
     elif kind is not None and pretrained is None:  # nothing has trained it: it is what it was born as
         born = make_policies(experiment).base
         base = born.state.params if born else None
-    if base is not None and not experiment.warm_start.steps and 'base' in progress:
+    if base is not None and not experiment.clones_base and 'base' in progress:
         require_same_base(base, progress['base'])
     pools = {pool: parts['params'] for pool, parts in arrays.items()}
     return Learned(experiment, folder.resolve().name, step, tokenizer, module, pools, base)

@@ -95,7 +95,7 @@ def saved_where_play_fails(run: Run, step: int, progress: Mapping[str, Any]) -> 
 def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
     """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
     warm_start(run)
-    if run.base and run.experiment.warm_start.steps:
+    if run.experiment.clones_base:
         save_base(run.folder, run.frozen)
     progress = {'commit': code, 'training_cpu_minutes': 0.0, 'training_tokens': 0}
     if run.experiment.evaluation.every:
