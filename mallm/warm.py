@@ -140,24 +140,26 @@ def from_demonstrations(run: Run) -> Lessons:
 
 
 def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:
-    """One supervised step's rows for the roles that a pool plays."""
+    """One supervised step's rows for the roles that a pool plays; what is too long for an answer is left out.
+
+    Raises:
+      ValueError: what the task shows cannot be a prompt of the run, or there is too little of it.
+    """
     experiment = run.experiment
-    wanted, rows, limits = experiment.warm_start.rows, [], experiment.sampler().roles
+    wanted, rows, roles = experiment.warm_start.rows, [], experiment.sampler().roles
     for _ in range(1000 * wanted):
         seed = rng.seed_for(experiment.seed, rng.WARM_START, next(seeds)) % (1 << 40)
         rows += [
-            demonstration(
-                prompt_for(d.role, d.messages, run.tokenizer),
-                (*run.tokenizer.encode(d.text), run.tokenizer.end)[: limits[d.role].max_tokens],
-            )
-            for d in experiment.task.demonstrations(seed)
-            if run.base or experiment.pools[d.role] == pool
+            row_of(run, shown)
+            for shown in experiment.task.demonstrations(seed)
+            if (run.base or experiment.pools[shown.role] == pool)
+            and len(run.tokenizer.encode(shown.text)) < roles[shown.role].max_tokens
         ]
         if len(rows) >= wanted:
             return rows
     raise ValueError(
-        f'{1000 * wanted} seeds gave {len(rows)} of {wanted} demonstrations for pool {pool!r}: widen the task, or skip '
-        'the warm start with warm_start.steps=0'
+        f'{1000 * wanted} seeds gave {len(rows)} of {wanted} demonstrations for pool {pool!r}: widen the task, raise '
+        'sampling.max_tokens, or skip the warm start with warm_start.steps=0'
     )
 
 
