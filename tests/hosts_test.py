@@ -1,22 +1,27 @@
 """Several real processes: they train what one trains, and when one falls out the others end and say where (A37)."""
 
+import functools
 import json
 import pathlib
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from mallm import hosts, run
+from experiments.sokoban_at_grpo import CONFIG
+from mallm import cli, hosts, run, train
 from mallm.experiment import Experiment
 from mallm.guard import FOLDER, GIVEN_UP, Guard
 from mallm.hosts import Hosts
 from mallm.io import wandb_run
+from mallm.stored import read_learned
 from tests.hosts_program import trained
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -103,6 +108,61 @@ def test_a_run_ends_soon_and_names_host_and_step_when_one_process_has_to(what, h
             assert processes[host].wait(timeout=60) == GIVEN_UP
     finally:
         end(processes)
+
+
+# --- a whole run
+
+WORDS = shlex.split(
+    '--model.width 16 --model.layers 1 --model.heads 2 --model.kv-heads 2 --model.head-dim 8 --model.ffn 32 '
+    '--model.no-remat --sampling.envs 4 --sampling.k 4 --sampling.turns 2 --sampling.max-tokens 4 '
+    '--learning.step-groups 8 --learning.micro-groups 8 --warm-start.steps 2 --warm-start.rows 8 '
+    '--evaluation.every 1 --evaluation.boards 4 --evaluation.report-boards 4 --evaluation.replays 1 '
+    '--steps 2 --save-every 1 --wandb disabled --model.mesh 2 1 1'
+)
+OF_ONE_MACHINE = re.compile(r'minutes|seconds|tokens_per_s|compiles')
+"""Metrics that say how long something took, or how often a machine had to compile."""
+
+
+def told_by(folder: pathlib.Path) -> dict[tuple[str, int], dict[str, float]]:
+    """The rows of metrics.jsonl, without what differs between machines."""
+    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    return {
+        (row['axis'], row['step']): {name: n for name, n in row.items() if not OF_ONE_MACHINE.search(name)}
+        for row in rows
+    }
+
+
+def test_a_run_of_two_processes_learns_and_tells_what_the_same_run_in_one_does(tmp_path, monkeypatch):
+    """From the warm start over trees, checkpoints and evaluations to the summary, each playing half of the episodes."""
+    monkeypatch.setattr(train, 'write_report', lambda folder: None)  # its pictures are tested elsewhere
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        place = f'127.0.0.1:{free.getsockname()[1]}'
+    command = [sys.executable, '-m', 'experiments.sokoban_at_grpo', *WORDS, '--runs', str(tmp_path / 'two')]
+    command += ['--hosts.coordinator', place, '--hosts.count', '2', '--hosts.index']
+    processes = []
+    for index in range(2):
+        with (tmp_path / f'{index}.err').open('w') as errors:
+            processes.append(
+                subprocess.Popen([*command, str(index)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
+            )
+    try:
+        alone = cli.arguments(CONFIG, None, [*WORDS, '--runs', str(tmp_path / 'one')]).experiment
+        summary = train.train(alone)
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        end(processes)
+    assert codes == [0, 0], (tmp_path / '0.err').read_text()[-2000:]
+    one, two = (tmp_path / name / alone.folder_name for name in ('one', 'two'))
+    assert sorted(path.name for path in (two / 'checkpoints').iterdir()) == ['00000001', '00000002']
+    found, wanted = (read_learned(folder).pools['shared'] for folder in (two, one))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=0), found, wanted)
+    assert told_by(two).keys() == told_by(one).keys() > {('warm_start', 1), ('rollout', 1), ('eval', 2)}
+    for place_of_row, row in told_by(one).items():
+        assert told_by(two)[place_of_row] == pytest.approx(row, rel=1e-3, abs=1e-5), place_of_row
+    told = json.loads((two / 'summary.json').read_text())
+    for name in ('success_before', 'success_after', 'strict_after_t1', 'training_tokens', 'format_after'):
+        assert told[name] == summary[name], name
 
 
 # --- the guard alone
