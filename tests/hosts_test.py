@@ -119,15 +119,17 @@ WORDS = shlex.split(
     '--evaluation.every 1 --evaluation.boards 4 --evaluation.report-boards 4 --evaluation.replays 1 '
     '--steps 2 --save-every 1 --wandb disabled --model.mesh 2 1 1'
 )
-OF_ONE_MACHINE = re.compile(r'minutes|seconds|tokens_per_s|compiles')
-"""Metrics that say how long something took, or how often a machine had to compile."""
+OF_ONE_MACHINE = re.compile(r'minutes|seconds|tokens_per_s|compiles|batches')
+"""Metrics that say how long something took, or how often a machine had to compile or to sample."""
 
 
 def told_by(folder: pathlib.Path) -> dict[tuple[str, int], dict[str, float]]:
-    """The rows of metrics.jsonl, without what differs between machines."""
+    """The numbers in the rows of metrics.jsonl, without what differs between machines."""
     rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
     return {
-        (row['axis'], row['step']): {name: n for name, n in row.items() if not OF_ONE_MACHINE.search(name)}
+        (row['axis'], row['step']): {
+            name: n for name, n in row.items() if isinstance(n, int | float) and not OF_ONE_MACHINE.search(name)
+        }
         for row in rows
     }
 
