@@ -12,7 +12,6 @@ Servers are told the model, its dtype, adapters and policies by the experiment. 
 
 import argparse
 import dataclasses
-import importlib
 import json
 import pathlib
 import re
@@ -23,6 +22,7 @@ from typing import Any
 
 import jinja2
 
+from launch import config_of
 from mallm import cli, servers
 from mallm.experiment import Experiment
 from mallm.serving import WEIGHTS_FOLDER
@@ -257,11 +257,10 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def job_of(given: argparse.Namespace, words: Sequence[str]) -> Job:
     """Checks the experiment's settings as the experiment itself will."""
-    module = f'experiments.{given.experiment}'
-    experiment = cli.arguments(importlib.import_module(module).CONFIG, None, words).experiment
+    experiment = cli.arguments(config_of(given.experiment), None, words).experiment
     own = {name: value for name, value in vars(given).items() if name not in {'experiment', 'out'}}
     own |= {'name': given.name or given.experiment.replace('_', '-'), 'model': given.model or experiment.model.source}
-    return Job(module=module, words=tuple(words), experiment=experiment, **own)
+    return Job(module=f'experiments.{given.experiment}', words=tuple(words), experiment=experiment, **own)
 
 
 def main(words: Sequence[str]) -> int:
@@ -273,7 +272,7 @@ def main(words: Sequence[str]) -> int:
             join(given.files, given.out)
             return 0
         text = render(job_of(given, of_experiment))
-    except (ValueError, ModuleNotFoundError, servers.ServerError) as refused:
+    except (ValueError, servers.ServerError) as refused:
         print(refused, file=sys.stderr)
         return 2
     if given.out:

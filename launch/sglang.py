@@ -12,7 +12,6 @@ SGLang lives in an environment of its own ($MALLM_SGLANG_VENV, or a cache folder
 """
 
 import argparse
-import importlib
 import pathlib
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from launch import config_of
 from mallm import servers
 from mallm.io import hf
 from mallm.models.transformer import Transformer
@@ -113,7 +113,7 @@ def start(given: argparse.Namespace) -> int:
 
 def tiny(folder: pathlib.Path, name: str) -> str:
     """A folder with a new model of an experiment's shape; the run that uses the server brings its own weights."""
-    experiment = importlib.import_module(f'experiments.{name}').CONFIG
+    experiment = config_of(name)
     module = Transformer(experiment.model.architecture(len(TinyTokenizer(experiment.task.signs))))
     params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))['params']
     return Publisher(folder / 'tiny', module)('shared', params, 0).folder
@@ -191,7 +191,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = arguments(words)
     try:
         return given.does(given)
-    except ServerError as refused:
+    except (ValueError, ServerError) as refused:
         print(refused, file=sys.stderr)
         return 1
 

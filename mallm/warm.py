@@ -135,8 +135,12 @@ def from_transcripts(run: Run) -> Lessons:
 
 def from_demonstrations(run: Run) -> Lessons:
     """What the task itself shows: to each pool what its roles do, to a base of adapters all."""
-    seeds, pools = itertools.count(), [run.base.name] if run.base else run.pools
-    return {pool: functools.partial(lambda pool, step: demonstrations(run, pool, seeds), pool) for pool in pools}
+    seeds = itertools.count()
+
+    def rows_at(pool: str, step: int) -> list[Row]:
+        return demonstrations(run, pool, seeds)
+
+    return {pool: functools.partial(rows_at, pool) for pool in ([run.base.name] if run.base else run.pools)}
 
 
 def demonstrations(run: Run, pool: str, seeds: Iterator[int]) -> list[Row]:

@@ -23,6 +23,7 @@ from mallm.hosts import Hosts
 from mallm.io import wandb_run
 from mallm.stored import read_learned
 from tests.hosts_program import trained
+from tests.run_folders import measured
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -119,19 +120,12 @@ WORDS = shlex.split(
     '--evaluation.every 1 --evaluation.boards 4 --evaluation.report-boards 4 --evaluation.replays 1 '
     '--steps 2 --save-every 1 --wandb disabled --model.mesh 2 1 1'
 )
-OF_ONE_MACHINE = re.compile(r'minutes|seconds|tokens_per_s|compiles|batches')
-"""Metrics that say how long something took, or how often a machine had to compile or to sample."""
 
 
 def told_by(folder: pathlib.Path) -> dict[tuple[str, int], dict[str, float]]:
-    """The numbers in the rows of metrics.jsonl, without what differs between machines."""
-    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
-    return {
-        (row['axis'], row['step']): {
-            name: n for name, n in row.items() if isinstance(n, int | float) and not OF_ONE_MACHINE.search(name)
-        }
-        for row in rows
-    }
+    """The numbers in the rows of the metrics; each process samples batches of its own."""
+    rows = {(row['axis'], row['step']): row for row in measured(folder, 'batches')}
+    return {place: {name: n for name, n in row.items() if not isinstance(n, str)} for place, row in rows.items()}
 
 
 def test_a_run_of_two_processes_learns_and_tells_what_the_same_run_in_one_does(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Run folders for tests that read them: a checkpoint of random parameters, as if a run had just saved it."""
 
 import dataclasses
+import json
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -32,6 +34,13 @@ TINY = Experiment(
 def with_adapters(experiment: Experiment) -> Experiment:
     lora = LoraSettings(rank=2, alpha=3.0)
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=lora))
+
+
+def measured(folder: pathlib.Path, *also: str) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, without what depends on a machine's speed, on what it compiled before, and `also`."""
+    of_a_machine = re.compile('|'.join(('minutes', 'seconds', 'per_s', 'compiles', 'rss', *also)))
+    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not of_a_machine.search(name)} for row in rows]
 
 
 def moved(tree: Any, seed: int) -> Any:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import pathlib
-import re
 import shlex
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import EvaluationSettings, Experiment
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Silent
+from tests.run_folders import measured
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = shlex.split(
@@ -39,13 +39,6 @@ def run(runs: pathlib.Path, *extra: str) -> dict:
     done = subprocess.run(command(runs, *extra), cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def measured(folder: pathlib.Path) -> list[dict]:
-    """The rows of the metrics, without what depends on the machine's speed and on what was compiled before."""
-    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
-    clock = re.compile(r'.*(minutes|seconds|per_s|compiles|time|rss).*')
-    return [{name: value for name, value in row.items() if not clock.fullmatch(name)} for row in rows]
 
 
 def saved_arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:

@@ -220,10 +220,15 @@ def place(cell: int, size: int) -> str:
     return f'{cell // size}{cell % size}' if cell >= 0 else '??'
 
 
+@functools.lru_cache(maxsize=10_000)
+def letters_of(givens: tuple[int, ...]) -> Mapping[int, str]:
+    """The letters of the cells that a puzzle leaves empty, as far as there are letters."""
+    return dict(zip((cell for cell, given in enumerate(givens) if not given), LETTERS, strict=False))
+
+
 def cell_name(cell: int, grid: Sudoku) -> str:
     """The letter of a cell, or its place where it has none."""
-    letters = dict(zip(grid.free, LETTERS, strict=False))
-    return letters.get(cell) or place(cell, grid.size)
+    return letters_of(grid.givens).get(cell) or place(cell, grid.size)
 
 
 def fills_named(fills: tuple[Fill, ...], grid: Sudoku) -> str:
@@ -242,7 +247,7 @@ def draft_text(draft: Draft, most: int) -> str:
 
 def show_compact(world: 'SudokuTeam', role: str) -> tuple[Message, ...]:
     grid = world.grid
-    letters = dict(zip(grid.free, LETTERS, strict=False))
+    letters = letters_of(grid.givens)
     signs = [str(value) if value else letters.get(cell, '.') for cell, value in enumerate(grid.cells)]
     rows = ''.join('/' + ''.join(signs[start : start + grid.size]) for start in range(0, len(signs), grid.size))
     own = ''.join(cell_name(cell, grid) for cell in grid.free if grid.cells[cell])

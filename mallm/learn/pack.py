@@ -189,13 +189,13 @@ def joined(left: Mapping[Shape, list[Row]], size: int) -> dict[Shape, list[Row]]
     """
     kept = {shape: list(left[shape]) for shape in sorted(left)}
     for shape in tuple(kept):
-        hosts = [
+        larger = [
             other
             for other, rows in kept.items()
             if other != shape and holds(other, shape) and len(rows) + len(kept[shape]) <= size
         ]
-        if hosts:
-            kept[hosts[0]] += kept.pop(shape)
+        if larger:
+            kept[larger[0]] += kept.pop(shape)
     return kept
 
 

@@ -146,6 +146,12 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path, c
         assert 'no such folder' in capsys.readouterr().err and not (tmp_path / 'servers.json').exists()
 
 
+def test_an_experiment_that_is_not_there_is_refused_with_those_that_are(tmp_path, capsys):
+    assert sglang.main(['start', '--model', 'tiny', '--experiment', 'suite', '--out', str(tmp_path / 'out')]) == 1
+    said = capsys.readouterr().err
+    assert "experiment='suite'" in said and 'sokoban_at_grpo' in said and 'own_task' in said
+
+
 def test_a_tiny_server_has_the_vocabulary_of_the_experiment_that_it_is_for(tmp_path):
     for name in ('sokoban_at_grpo', 'sudoku_at_grpo'):
         signs = importlib.import_module(f'experiments.{name}').CONFIG.task.signs
