@@ -3,17 +3,18 @@
 Command:  python -m benchmarks.overlap            (some minutes on 2 cores; --help shows every setting)
 
 Slowness is made: some answers come `delay_s` seconds late, in which the sampler only waits, as for a far or busy
-server. The sampler itself is the embedded engine, which shares this machine's cores with the learner; so what is saved
-is waiting, and never more than that. All modes take one optimiser step a training step and recompute log-probabilities
-('ahead' needs that), and all begin with the same parameters and boards.
+server. The sampler itself is the embedded engine, or with `--engine sglang` a server started here; either shares this
+machine's cores with the learner, so what is saved is waiting, and whatever would have left a core idle. All modes take
+one optimiser step a training step and recompute log-probabilities ('ahead' needs that), and all begin with the same
+parameters and boards.
 
   in turn   plays, then learns
   ahead     overlap.staleness=1: plays step n + 1 while step n is learned from (no checkpoint within the timed steps;
             in a run one rollout of `save_every` overlaps with nothing)
   early     overlap.early: learns from environments that have ended while others of the same step still play
 
-The learner is idle while it waits for episodes; the sampler is idle while no rollout is under way. (A rollout under way
-includes the made delays.)
+The learner is idle while it waits for episodes; the sampler is idle while no rollout is under way (one under way
+includes the made delays); the engine, embedded or a server, is idle while nobody waits for its answers.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +42,11 @@ from mallm.overlap import OverlapSettings
 from mallm.pipeline import overlapped
 from mallm.rollout.engine import Engine, SamplingParams
 from mallm.run import Run, build, load
+from mallm.serving import engines
 from mallm.train import early_step, play, train_step
 from mallm.types import Answer, Prompt
 
+WHO = 'learner', 'sampler', 'engine'
 MODES = {'in turn': OverlapSettings(), 'ahead': OverlapSettings(staleness=1), 'early': OverlapSettings(early=True)}
 
 
@@ -57,6 +60,7 @@ class Settings:
       envs, k, turns: of a step's rollout.
       width, layers: of the policy.
       micro_groups: groups in a micro-batch.
+      engine: 'jax' or 'sglang'.
       seed: of parameters, boards and draws.
       cores: keeps the process to this many cores (Linux); 0 leaves it all.
     """
@@ -69,6 +73,7 @@ class Settings:
     width: int = 64
     layers: int = 2
     micro_groups: int = 8
+    engine: Literal['jax', 'sglang'] = 'jax'
     seed: int = 0
     cores: int = 0
 
@@ -123,6 +128,7 @@ class Kept:
 def experiment_of(settings: Settings) -> Experiment:
     return Experiment(
         seed=settings.seed,
+        engine=settings.engine,
         steps=1_000_000,
         save_every=1_000_000,
         model=ModelSettings(width=settings.width, layers=settings.layers, ffn=2 * settings.width),
@@ -153,6 +159,7 @@ def measured(run: Run, mode: OverlapSettings, steps: int) -> dict[str, Any]:
         'seconds': Spread.of(wall[1:]),
         'learner_idle': sum(row['seconds/wait'] for row in rows) / total,
         'sampler_idle': max(0.0, 1 - sum(row['seconds/play'] for row in rows) / total),
+        'engine_idle': max(0.0, 1 - sum(row['seconds/sample'] for row in rows) / total),
         'staleness': max(row['staleness_max'] for row in rows),
         'compiled_meanwhile': rows[-1]['compiles'] - run.sink.rows[0]['compiles'],
     }
@@ -162,8 +169,9 @@ def main(settings: Settings) -> None:
     use_cores(settings.cores)
     cli.keep_memory()
     about = facts(settings.seed, ['jax', 'jaxlib', 'numpy'])
-    with tempfile.TemporaryDirectory() as folder:
-        run = build(experiment_of(settings), pathlib.Path(folder) / 'run', None)
+    experiment = experiment_of(settings)
+    with tempfile.TemporaryDirectory() as folder, engines(experiment) as make_engine:
+        run = build(experiment, pathlib.Path(folder) / 'run', None, make_engine=make_engine)
         run.sink.close()
         engine, born = run.engine, {name: pool.state for name, pool in run.pools.items()}
 
@@ -177,12 +185,14 @@ def main(settings: Settings) -> None:
             scenario: {name: one(late, mode) for name, mode in MODES.items()} for scenario, late in SCENARIOS.items()
         }
     rows = [
-        [f'{scenario}: {mode}', got['seconds'].show(2), f'{got["learner_idle"]:.0%}', f'{got["sampler_idle"]:.0%}']
+        [f'{scenario}: {mode}', got['seconds'].show(2), *(f'{got[f"{who}_idle"]:.0%}' for who in WHO)]
         for scenario, modes in results.items()
         for mode, got in modes.items()
     ]
-    show('Playing and learning', ['', 'seconds a step', 'learner idle', 'sampler idle'], rows)
-    write('overlap', {**about, 'settings': settings, 'results': results})
+    show('Playing and learning', ['', 'seconds a step', *(f'{who} idle' for who in WHO)], rows)
+    write(
+        'overlap' if settings.engine == 'jax' else 'overlap_sglang', {**about, 'settings': settings, 'results': results}
+    )
 
 
 if __name__ == '__main__':

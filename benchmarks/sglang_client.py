@@ -4,8 +4,9 @@ Command:  python -m benchmarks.sglang_client            (starts servers on this 
 
 Sokoban trees are played through the client, which is the real thing, worlds included. Then their requests are sent
 again, each tree's one after the other and all trees at once as before, by the client without worlds, and bare: the
-bodies ready-made, the replies read and not looked into. Sampled answers differ in length from time to time, so what is
-compared is requests a second, over alternating repeats. On a CPU the servers are a test bench, see launch/cpu.
+bodies ready-made, each to the server that the client would choose, the replies read and not looked into. Sampled
+answers differ in length from time to time, so what is compared is requests a second, over alternating repeats. On a
+CPU the servers are a test bench, see launch/cpu.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from mallm.models.transformer import Transformer
 from mallm.rollout import replies, tree
 from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
+from mallm.rollout.fleet import Fleet, Limits
 from mallm.rollout.sglang import SGLangEngine
 from mallm.serving import START_S, Publisher, seen_by, weights_folder
 from mallm.types import Prompt
@@ -55,7 +57,7 @@ class Settings:
     servers: tuple[int, ...] = (1, 2)
     envs: int = 32
     repeats: int = 5
-    widths: tuple[int, ...] = (128, 256)
+    widths: tuple[int, ...] = (128, 256, 512)
     seed: int = 0
     cores: int = 0
 
@@ -135,15 +137,23 @@ def measure(bench: Bench, count: int, k: int, settings: Settings) -> dict[str, A
 
             return sum(await asyncio.gather(*map(chain, asked)))
 
+        fleet = Fleet({'p': bench.urls[:count]}, Limits())
+        for server in fleet.servers:
+            server.up = True
+
         async def bare() -> int:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
 
-                async def chain(url: str, sent: Sequence[Any]) -> None:
-                    for body in sent:
-                        async with http.post(f'{url}/generate', json=body) as response:
+                async def chain(prompts: Sequence[Prompt], sent: Sequence[Any]) -> None:
+                    for prompt, body in zip(prompts, sent, strict=True):
+                        server = fleet.pick('p', prompt.ids[:64])
+                        assert server is not None
+                        server.in_flight += 1
+                        async with http.post(f'{server.url}/generate', json=body) as response:
                             await response.read()
+                        server.in_flight -= 1
 
-                await asyncio.gather(*(chain(bench.urls[i % count], sent) for i, sent in enumerate(bodies)))
+                await asyncio.gather(*map(chain, asked, bodies))
             return 0
 
         rounds = [[timed(way) for way in (trees, through, bare)] for _ in range(settings.repeats + 1)][1:]

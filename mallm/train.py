@@ -50,8 +50,10 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     ):
         for line in experiment.task.about():
             run.sink.note(line)
-        step, progress = begin(run, code) if at is None else restore(run, at)
-        saved = at
+        saved, progress = begin(run, code) if at is None else restore(run, at)
+        if 'before' not in progress:
+            progress |= {'before': first_report(run, progress)}
+        step = saved
         with overlapped(run, play) as rollouts:
             while step < experiment.steps and (done := share_done(experiment, step, progress)) < 1:
                 started = time.process_time()
@@ -93,15 +95,21 @@ def saved_where_play_fails(run: Run, step: int, progress: Mapping[str, Any]) -> 
 
 
 def begin(run: Run, code: str) -> tuple[int, dict[str, Any]]:
-    """Warm start and the report before training: step 0 and the host's facts that go into every checkpoint."""
+    """The warm start, saved as step 0: what comes after it may fail. Returns that and what goes into checkpoints."""
     warm_start(run)
     if run.experiment.clones_base:
         save_base(run.folder, run.frozen)
-    progress = {'commit': code, 'training_cpu_minutes': 0.0, 'training_tokens': 0}
+    progress: dict[str, Any] = {'commit': code, 'training_cpu_minutes': 0.0, 'training_tokens': 0}
+    progress |= {'base': fingerprint(run.frozen)} if run.base else {}
+    save(run, 0, progress)
+    return 0, progress
+
+
+def first_report(run: Run, progress: Mapping[str, Any]) -> dict[str, Any]:
+    """What the team can do before any training step."""
     if run.experiment.evaluation.every:
         watch(run, 0, progress)
-    before = {'before': report(run, 'before', 0)}
-    return 0, progress | before | ({'base': fingerprint(run.frozen)} if run.base else {})
+    return report(run, 'before', 0)
 
 
 def train_step(run: Run, step: int, done: float, rollouts: Rollouts | None = None) -> int:

@@ -48,6 +48,7 @@ class Server:
         self.up = False
         self.fault = 'not connected yet'
         self.reads_text = False
+        self.version = ''
         self.in_flight = 0
         self.holds: dict[str, str] = {}
         """Name of the weights it holds of each policy, the base's under ''."""

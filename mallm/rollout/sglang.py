@@ -210,6 +210,7 @@ class SGLangEngine:
             if not server.up or told.get('weight_version') not in server.holds.values():
                 said = await self._call(server, 'GET', '/server_info', self._limits.connect_s)
                 server.reads_text = not said.get('skip_tokenizer_init', False)
+                server.version = str(said.get('version', 'of no known version'))
                 server.holds.clear()  # it was started anew, or may have been
             for policy in (BASE, *server.policies):
                 wanted = self._wanted.get(policy)
@@ -297,8 +298,6 @@ class SGLangEngine:
             raise replies.BusyError(f'{server.url}{path}: {status} {raw[:200]!r}')
         if status >= 400:
             raise replies.RefusedError(f'{server.url}{path}: {status} {raw[:300]!r}')
-        if path == '/flush_cache':
-            return {}
         try:
             return json.loads(raw)
         except ValueError as cause:
@@ -368,7 +367,10 @@ class SGLangEngine:
             owner, version = self._versions.get(name, (BASE, -1))
             return version if owner == policy and version >= oldest else None
 
-        drawn = replies.answers(reply, k, params, self._tokenizer, self._vocab, version_of)
+        try:
+            drawn = replies.answers(reply, k, params, self._tokenizer, self._vocab, version_of)
+        except replies.MalformedError as wrong:
+            raise replies.MalformedError(f'{server.url} (SGLang {server.version}): {wrong}') from wrong
         self._counts['tokens'] += sum(len(answer.ids) for answer in drawn)
         self._counts['prompts'] += 1
         return drawn

@@ -1,4 +1,4 @@
-"""A proxy that hands on everything, and breaks a stated number of replies to /generate in a stated way."""
+"""A proxy that hands on everything, and breaks a stated number of replies to one path in a stated way."""
 
 import contextlib
 import http.client
@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -15,10 +16,12 @@ class Proxy(contextlib.AbstractContextManager):
 
     def __init__(self, url: str) -> None:
         self._to = urllib.parse.urlsplit(url).netloc
-        self._how, self._left = '', 0
+        self._how, self._left, self._path = '', 0, ''
         self._last = '', 0
         self._lock = threading.Lock()
         self.seen: list[str] = []
+        self.most = self._now = 0
+        """Most requests to /generate at once, and those of now."""
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -42,8 +45,8 @@ class Proxy(contextlib.AbstractContextManager):
         self._server.shutdown()
         self._server.server_close()
 
-    def breaks(self, how: str, times: int) -> None:
-        self._how, self._left = how, times
+    def breaks(self, how: str, times: int, path: str = '/generate') -> None:
+        self._how, self._left, self._path = how, times, path
 
     def dies_after(self, path: str, count: int) -> None:
         """Breaks every connection once it has answered so many requests to a path."""
@@ -51,20 +54,29 @@ class Proxy(contextlib.AbstractContextManager):
 
     def _due(self, path: str) -> str:
         """How this reply is to be broken, or nothing."""
-        about = {'other model': '/model_info', 'dead': path}.get(self._how, '/generate')
         with self._lock:
-            if path != about or self._left <= 0:
+            if path != self._path or self._left <= 0:
                 return ''
             self._left -= 1
             return self._how
 
+    @contextlib.contextmanager
+    def counted(self, path: str) -> Iterator[None]:
+        one = int(path == '/generate')
+        with self._lock:
+            self._now += one
+            self.most = max(self.most, self._now)
+        yield
+        with self._lock:
+            self._now -= one
+
     def hand_on(self, client: http.server.BaseHTTPRequestHandler, body: bytes) -> None:
         path, count = self._last
         if path and self.seen.count(path) >= count:
-            self.breaks('dead', times=1)
+            self.breaks('closed', times=1, path=client.path)
         self.seen.append(client.path)
         how = self._due(client.path)
-        if how in ('closed', 'dead'):
+        if how == 'closed':
             client.close_connection = True
             client.connection.close()
             return
@@ -75,9 +87,11 @@ class Proxy(contextlib.AbstractContextManager):
         else:
             there = http.client.HTTPConnection(self._to, timeout=120)
             headers = {'Content-Type': 'application/json'} if body else {}
-            there.request(client.command, client.path, body or None, headers)
-            reply = there.getresponse()
-            status, said = reply.status, reply.read()
+            headers |= {'Authorization': client.headers['Authorization'] or ''}
+            with self.counted(client.path):
+                there.request(client.command, client.path, body or None, headers)
+                reply = there.getresponse()
+                status, said = reply.status, reply.read()
             there.close()
         if how:
             said = broken(how, said)

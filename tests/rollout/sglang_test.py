@@ -12,21 +12,19 @@ import pathlib
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import ray
-from flax import linen as nn
 
-from launch.sglang import install
-from mallm import rng, servers
+import launch.sglang
+from mallm import keeper, rng, servers
 from mallm.envs.sokoban_task import SokobanTask
 from mallm.errors import EngineError
 from mallm.experiment import (
+    AlgorithmSettings,
     EvaluationSettings,
     Experiment,
     LearningSettings,
@@ -36,97 +34,48 @@ from mallm.experiment import (
 )
 from mallm.io.checkpoint import Checkpoints
 from mallm.models import lora
-from mallm.models.config import Architecture
-from mallm.models.lora import Lora
-from mallm.models.transformer import Transformer
+from mallm.overlap import OverlapSettings
 from mallm.rollout import replies, sglang, tree, workers
-from mallm.rollout.chat import TinyTokenizer
 from mallm.rollout.engine import SamplingParams
 from mallm.rollout.fleet import Fleet, Limits
 from mallm.rollout.sglang import SGLangEngine
-from mallm.rollout.workers import Crew, Seeded, Workers, WorkerSettings
+from mallm.rollout.workers import Crew, Seeded, WorkerSettings
 from mallm.serving import Publisher, follower, seen_by, shape_of, weights_folder
 from mallm.train import TooManyFaultsError, train
-from mallm.types import Answer, Prompt
+from mallm.types import Answer
 from tests.rollout.broken_proxy import Proxy
+from tests.rollout.served import (
+    ARCH,
+    GREEDY,
+    KIND,
+    PROMPT,
+    QUICK,
+    START_S,
+    TOKENIZER,
+    WHOLE,
+    Bench,
+    adapter,
+    ask,
+    boards,
+    client,
+    greedy,
+    logps,
+    one,
+    weights,
+)
+from tests.rollout.workers_test import Watched
 
-TOKENIZER = TinyTokenizer()
-ARCH = Architecture(len(TOKENIZER), width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=64)
-WHOLE = Transformer(ARCH)
-KIND = Lora(4, 8.0, rs=True)
-MODULE = WHOLE.clone(lora=KIND)
-QUICK = Limits(request_s=60.0, connect_s=30.0, tries=4, backoff_s=0.05, patience_s=2.0)
-PROMPT = Prompt('plan', (), TOKENIZER.encode('#. @ $/  #>'))
-GREEDY = SamplingParams(8, 0.0)
-START_S = 600.0
-
-
-@jax.jit
-def born(key: jax.Array) -> Any:
-    return nn.unbox(MODULE.init(key, jnp.zeros((1, 2), jnp.int32)))
-
-
-def weights(seed: int) -> Any:
-    params = born(jax.random.key(seed))['params']
-    return params | {'embedding': params['embedding'] * 3}  # farther from uniform than at birth
-
-
-def adapter(seed: int) -> Any:
-    draw = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: np.float32(draw.normal(size=leaf.shape) * 0.3), born(jax.random.key(0))['lora'])
-
-
-@jax.jit
-def forward(variables: Any, row_1T: jax.Array) -> jax.Array:
-    module = MODULE if 'lora' in variables else WHOLE
-    return module.apply(variables, row_1T)[0]
-
-
-def logps(variables: Any, prompt: Prompt, ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
-    """The learner's own log-probability of each id of an answer, [S]."""
-    row = np.zeros((1, 48), np.int32)
-    row[0, : len(prompt.ids) + len(ids)] = [*prompt.ids, *ids]
-    start = len(prompt.ids) - 1
-    logits_SV = np.asarray(forward(variables, row))[start : start + len(ids)].astype(np.float64) / temperature
-    logits_SV -= logits_SV.max(-1, keepdims=True)
-    logp_SV = logits_SV - np.log(np.exp(logits_SV).sum(-1, keepdims=True))
-    return logp_SV[np.arange(len(ids)), list(ids)]
-
-
-def greedy(variables: Any, prompt: Prompt, limit: int = GREEDY.max_tokens) -> tuple[int, ...]:
-    """The learner's own most likely answer."""
-    ids: list[int] = []
-    row = np.zeros((1, 48), np.int32)
-    while len(ids) < limit and TOKENIZER.end not in ids:
-        row[0, : len(prompt.ids) + len(ids)] = [*prompt.ids, *ids]
-        ids.append(int(np.asarray(forward(variables, row))[len(prompt.ids) + len(ids) - 1].argmax()))
-    return tuple(ids)
-
-
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """A place for weights, and the first model, which servers are started with."""
-
-    publish: Publisher
-    model: str
-    logs: pathlib.Path
-
-    def start(self, name: str, port: int = 0) -> servers.Started:
-        spec = servers.Spec(self.model, adapters=4, rank=KIND.rank, port=port, tokens=16384)
-        one, process = servers.start(spec, self.logs / f'{name}.log', tethered=True)
-        self.kept.append((one, process))
-        return one
-
-    kept: list = dataclasses.field(default_factory=list)
+KEY = 'only-who-knows-this-is-answered'
 
 
 @pytest.fixture(scope='module')
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Installs SGLang where it is missing. If that fails: `python -m launch.sglang install` says why."""
-    install('cpu')
-    with weights_folder(seen_by([], tmp_path_factory.getbasetemp())) as folder:
+    """Servers with a key. Installs SGLang where it is missing; where that fails, `launch.sglang install` says why."""
+    launch.sglang.install('cpu')
+    with weights_folder(seen_by([], tmp_path_factory.getbasetemp())) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(keeper.KEY, KEY)
         first = Publisher(folder / 'first', WHOLE)('shared', weights(0), 0).folder
-        made = Bench(Publisher(folder / 'later', MODULE), first, tmp_path_factory.mktemp('servers'))
+        made = Bench(first, tmp_path_factory.mktemp('servers'))
         yield made
         for one, _ in made.kept:
             servers.stop(one.pid)
@@ -136,49 +85,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def both(bench: Bench) -> tuple[servers.Started, servers.Started]:
     """Two servers that start at the same time."""
     pair = bench.start('first'), bench.start('second')
-    for one, process in bench.kept:
-        servers.wait(one, process, START_S)
+    for started, process in bench.kept:
+        servers.wait(started, process, START_S)
     return pair
 
 
 @pytest.fixture(scope='module')
 def url(both) -> str:
     return both[0].url
-
-
-@contextlib.contextmanager
-def client(bench: Bench, *urls: str, policies: Sequence[str] = (), limits: Limits = QUICK) -> Iterator[SGLangEngine]:
-    """A client of one policy 'shared' with full weights, or of adapters over a base by the names given."""
-    root = pathlib.Path(bench.model).parents[1]
-    publish = Publisher(root / f'{time.monotonic_ns():x}', MODULE if policies else WHOLE)
-    endpoints = {policy: list(urls) for policy in policies or ('shared',)}
-    engine = SGLangEngine(
-        TOKENIZER, ARCH.vocab, endpoints, publish, adapters=bool(policies), shape=shape_of(ARCH), limits=limits
-    )
-    with contextlib.closing(engine):
-        yield engine
-
-
-def ask(engine: SGLangEngine, policy: str, *prompts: Prompt, k: int = 1, params: SamplingParams = GREEDY) -> list[Any]:
-    """For each of the prompts, all asked at once, its answers, or the error that came in their place."""
-
-    async def every() -> list[Any]:
-        asked = [engine.sample(policy, prompt, (0, i), k, params) for i, prompt in enumerate(prompts)]
-        return list(await asyncio.gather(*asked, return_exceptions=True))
-
-    return asyncio.run(every())
-
-
-def one(engine: SGLangEngine, policy: str = 'shared', prompt: Prompt = PROMPT, **how: Any) -> tuple[Answer, ...]:
-    (answers,) = ask(engine, policy, prompt, **how)
-    if isinstance(answers, BaseException):
-        raise answers
-    return answers
-
-
-def boards(count: int) -> list[Prompt]:
-    draw = np.random.default_rng(5)
-    return [Prompt('plan', (), tuple(int(i) for i in draw.integers(2, ARCH.vocab, 12))) for _ in range(count)]
 
 
 # --- a sound server
@@ -222,7 +136,8 @@ def test_candidates_are_drawn_from_the_learners_distribution_and_independently_o
 
 def generated(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """What a server itself replies to a request."""
-    asked = urllib.request.Request(f'{url}/generate', json.dumps(body).encode(), {'Content-Type': 'application/json'})
+    headers = {'Content-Type': 'application/json', 'Authorization': f'Bearer {KEY}'}
+    asked = urllib.request.Request(f'{url}/generate', json.dumps(body).encode(), headers)
     with urllib.request.urlopen(asked, timeout=60) as reply:
         return json.load(reply)
 
@@ -301,7 +216,7 @@ def test_each_role_is_answered_by_its_own_adapter_at_the_learners_scale(bench, u
         ]
         engine._loop.call_soon_threadsafe(engine._lost, engine._fleet.servers[0], ConnectionError('for a moment'))
         assert [answer.ids for (answer,) in asyncio.run(mixed())[:2]] == [learners('plan'), learners('tool')]
-        loaded = json.loads(sglang.ask(url, '/v1/models', seconds=10))['data']
+        loaded = json.loads(sglang.ask(url, '/v1/models', key=KEY, seconds=10))['data']
         assert sorted(of for of in (model['id'] for model in loaded) if engine._run in of) == sorted(
             engine._wanted[policy].name for policy in ('plan', 'tool')
         )
@@ -313,7 +228,8 @@ def test_each_role_is_answered_by_its_own_adapter_at_the_learners_scale(bench, u
 def test_a_ray_worker_plays_greedy_trees_as_this_process_does_with_the_weights_of_the_moment(
     bench, url, monkeypatch, request
 ):
-    """Full weights and adapters, new ones in between: same prompts, ids and versions; metrics are those of both."""
+    """Full weights and adapters, new ones in between: same prompts, ids and versions; metrics are those of both. At
+    last the worker is killed in mid step, and another plays all of it again."""
     for name, value in {'USAGE_STATS_ENABLED': '0', 'AUTH_MODE': 'disabled', 'worker_niceness': '0'}.items():
         monkeypatch.setenv(f'RAY_{name}', value)
     worlds, place = [Seeded(SokobanTask(), 100 + i) for i in range(3)], tree.Place(7, rng.TRAIN, 3, env=40)
@@ -327,7 +243,7 @@ def test_a_ray_worker_plays_greedy_trees_as_this_process_does_with_the_weights_o
             adapters=bool(names), shape=shape_of(ARCH), limits=QUICK,
         )  # fmt: skip
         with client(bench, url, policies=names) as engine:
-            crowd = Workers(engine, 1, Crew(TOKENIZER, make), WorkerSettings())
+            crowd = Watched(engine, 1, Crew(TOKENIZER, make), WorkerSettings())
             with contextlib.closing(crowd):
                 crowd.load_base(weights(3) if names else None)
                 rounds = []
@@ -345,6 +261,17 @@ def test_a_ray_worker_plays_greedy_trees_as_this_process_does_with_the_weights_o
                     assert (told['prompts'], told['servers/up'], told['requests/retried']) == (2 * len(groups), 1, 0)
                     rounds.append(there)
                 assert rounds[0] != rounds[1]
+                killed: list[int] = []
+
+                def kill_first(streams, done, killed=killed) -> None:
+                    [pid] = {stream.pid for stream in streams.values()} or {0}
+                    if pid and not killed:
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+                crowd.after = kill_first
+                there = workers.play(tree.play_tree, worlds, place, tree.Stage(sampler, crowd, TOKENIZER, cast))
+                assert there == rounds[1] and crowd.metrics()['workers/deaths'] == len(killed) == 1
 
 
 # --- servers that die
@@ -356,15 +283,17 @@ def kill(server: servers.Started) -> None:
     os.killpg(int(children[0]), signal.SIGKILL)
 
 
-def test_a_step_finishes_on_the_other_server_and_a_restarted_one_gets_the_present_weights(bench, both):
-    """A20: kill -9 of one of two in the middle of a rollout."""
+def test_a_step_finishes_on_the_other_server_and_a_restarted_one_gets_the_present_weights(
+    bench, both, tmp_path, request
+):
+    """A20: kill -9 of one of two in the middle of a rollout; `launch.sglang` starts it anew, and stops it."""
     mine = {'params': weights(2)}
     with client(bench, *(server.url for server in both)) as engine:
         engine.load('shared', weights(2), 5)
         long = SamplingParams(24, 1.5)
 
         async def rollout() -> list[Any]:
-            asked = [asyncio.ensure_future(engine.sample('shared', p, (i,), 4, long)) for i, p in enumerate(boards(24))]
+            asked = [asyncio.ensure_future(engine.sample('shared', p, (), 4, long)) for p in boards(200)]
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             kill(both[1])
             return list(await asyncio.gather(*asked, return_exceptions=True))
@@ -373,8 +302,12 @@ def test_a_step_finishes_on_the_other_server_and_a_restarted_one_gets_the_presen
         assert [o for o in outcomes if isinstance(o, BaseException)] == []
         assert all(len(answer.ids) > 0 for answers in outcomes for answer in answers)
         assert engine.metrics()['servers/up'] == 1
-        again = bench.start('second again', port=int(both[1].url.rpartition(':')[2]))
-        servers.wait(again, bench.kept[-1][1], START_S)
+        file = str(tmp_path / 'servers.json')
+        words = ['--adapters', '4', '--rank', str(KIND.rank), '--tokens', '16384', '--logs', str(tmp_path)]
+        words += ['--model', bench.model, '--port', both[1].url.rpartition(':')[2], '--out', file]
+        assert launch.sglang.main(['start', *words]) == 0
+        request.addfinalizer(lambda: pathlib.Path(file).exists() and launch.sglang.main(['stop', '--out', file]))
+        assert launch.sglang.main(['health', '--out', file]) == 0
         until = time.monotonic() + 60
         while engine._fleet.servers[1].fault and time.monotonic() < until:
             time.sleep(0.2)
@@ -383,30 +316,63 @@ def test_a_step_finishes_on_the_other_server_and_a_restarted_one_gets_the_presen
         engine._fleet.down(engine._fleet.servers[0], 'so that the restarted one answers')
         (answer,) = one(engine)
         assert answer.ids == greedy(mine, PROMPT) != greedy({'params': weights(0)}, PROMPT) and answer.version == 5
+    [started] = launch.sglang.known(pathlib.Path(file))
+    assert started.url == both[1].url and KEY not in pathlib.Path(started.log).read_text()
+    assert launch.sglang.main(['stop', '--out', file]) == 0
+    assert not servers.healthy(started.url) and not pathlib.Path(file).exists()
 
 
-def test_with_all_servers_dead_the_run_saves_what_was_learned_and_ends_and_later_goes_on(bench, url, tmp_path):
-    """A20: they die after the first step's weights; the run ends within its patience, and can be resumed."""
-    endpoints = tmp_path / 'servers.json'
-    experiment = Experiment(
-        steps=2, runs=str(tmp_path / 'runs'), wandb='disabled', save_every=100, engine='sglang',
-        endpoints=str(endpoints), serving=QUICK,
-        model=ModelSettings(width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=64),
-        sampling=SamplingSettings(envs=4, k=4, turns=1), warm_start=WarmStartSettings(steps=0),
-        learning=LearningSettings(step_groups=8, micro_groups=8),
-        evaluation=EvaluationSettings(every=0, report_boards=2, replays=1),
+def small(folder: pathlib.Path, **changes: Any) -> Experiment:
+    """A run of two steps on the servers that `folder` names."""
+    return dataclasses.replace(
+        Experiment(
+            steps=2, runs=str(folder / 'runs'), wandb='disabled', save_every=100, engine='sglang',
+            endpoints=str(folder / 'servers.json'), serving=QUICK,
+            model=ModelSettings(width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=64),
+            sampling=SamplingSettings(envs=4, k=4, turns=1), warm_start=WarmStartSettings(steps=0),
+            learning=LearningSettings(step_groups=0, micro_groups=8),
+            evaluation=EvaluationSettings(every=0, report_boards=2, replays=1),
+        ),
+        **changes,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize('updates, saved', [(0, 0), (1, 1)])
+def test_with_all_servers_dead_the_run_saves_what_was_learned_and_ends_and_later_goes_on(url, tmp_path, updates, saved):
+    """A20: they die in the first report, or after the first step's weights; the run ends within its patience, not with
+    status 0, and can be resumed."""
+    experiment = small(tmp_path, warm_start=WarmStartSettings(steps=1, rows=8))
+    folder = tmp_path / 'runs' / experiment.folder_name
     with Proxy(url) as between:
-        endpoints.write_text(json.dumps({'*': [between.url]}))
-        between.dies_after('/update_weights_from_disk', 3)
+        (tmp_path / 'servers.json').write_text(json.dumps({'*': [between.url]}))
+        between.dies_after('/update_weights_from_disk', 2 + updates)  # at birth and after the warm start
+        begun = time.monotonic()
         with pytest.raises(TooManyFaultsError, match='engine unreachable'):
             train(experiment)
-        folder = tmp_path / 'runs' / experiment.folder_name
-        assert Checkpoints(folder).latest() == 1
+        assert time.monotonic() - begun < 120 and Checkpoints(folder).latest() == saved
     with Proxy(url) as between:
-        endpoints.write_text(json.dumps({'*': [between.url]}))
+        (tmp_path / 'servers.json').write_text(json.dumps({'*': [between.url]}))
         told = train(experiment, resume=folder.name)
     assert told['faults'] == 0 and Checkpoints(folder).latest() == 2
+    rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    assert [row['step'] for row in rows if row['axis'] == 'rollout'] == [0, 1]
+    assert len([row for row in rows if row['axis'] == 'warm_start']) == 1
+
+
+OVERLAPS = {'in turn': (OverlapSettings(), [0, 0, 0]), 'ahead': (OverlapSettings(staleness=1), [0, 1, 1]),
+            'early': (OverlapSettings(early=True), [0, 0, 0])}  # fmt: skip
+
+
+@pytest.mark.parametrize('mode', OVERLAPS)
+def test_a_run_overlaps_as_it_is_told_to_on_servers_too(url, tmp_path, mode):
+    overlap, stale = OVERLAPS[mode]
+    (tmp_path / 'servers.json').write_text(json.dumps({'*': [url]}))
+    old_policy = 'learner' if mode == 'ahead' else 'sampler'
+    train(small(tmp_path, steps=3, overlap=overlap, algorithm=AlgorithmSettings(old_policy=old_policy)))
+    [file] = tmp_path.glob('runs/*/metrics.jsonl')
+    rows = [row for row in map(json.loads, file.read_text().splitlines()) if row['axis'] == 'rollout']
+    assert [row['staleness_max'] for row in rows] == stale
+    assert all(row['faults'] == 0 and row['requests/retried'] == 0 and row['sync/bytes'] > 0 for row in rows)
 
 
 # --- replies that are wrong
@@ -456,8 +422,67 @@ def test_a_fault_that_stays_fails_the_episode_with_its_kind_in_bounded_time(benc
         assert time.monotonic() - begun < 60
 
 
+@pytest.mark.parametrize('how', ['503', 'closed', 'truncated', 'hangs'])
+def test_a_server_that_fails_while_it_takes_weights_answers_nothing_until_it_has_them(bench, proxy, how):
+    limits = dataclasses.replace(QUICK, sync_s=3.0, patience_s=20.0)
+    with client(bench, proxy.url, limits=limits) as engine:
+        engine.load('shared', weights(1), 0)
+        proxy.breaks(how, times=2, path='/update_weights_from_disk')
+        engine.load('shared', weights(2), 1)
+        assert engine.metrics()['servers/up'] == 0
+        (answer,) = one(engine)
+        assert engine.metrics()['servers/revived'] == 1
+    assert answer.ids == greedy({'params': weights(2)}, PROMPT) and answer.version == 1
+
+
+def test_weights_that_come_while_answers_are_drawn_change_none_of_them(bench, url):
+    """SGLang takes them when the requests under way have ended: every row is of one version, by its log-probs too."""
+    held = [{'params': weights(seed)} for seed in (1, 2)]
+    params = SamplingParams(24, 1.0)
+    with client(bench, url) as engine:
+        engine.load('shared', weights(1), 0)
+
+        async def rollout() -> list[tuple[Answer, ...]]:
+            asked = [
+                asyncio.ensure_future(engine.sample('shared', p, (i,), 4, params)) for i, p in enumerate(boards(24))
+            ]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.to_thread(engine.load, 'shared', weights(2), 1)
+            later = [engine.sample('shared', p, (), 4, params) for p in boards(4)]
+            return [*await asyncio.gather(*asked), *await asyncio.gather(*later)]
+
+        drawn = asyncio.run(rollout())
+    assert {answer.version for answers in drawn[-4:] for answer in answers} == {1}
+    for prompt, answers in zip(boards(24) + boards(4), drawn, strict=True):
+        for answer in answers:
+            mine = logps(held[answer.version], prompt, answer.ids)
+            assert answer.spans == () and np.exp(mine - answer.logps) == pytest.approx(np.ones(len(mine)), abs=0.01)
+
+
+def test_no_more_requests_are_under_way_than_may_be(bench, proxy):
+    with client(bench, proxy.url, limits=dataclasses.replace(QUICK, in_flight=3)) as engine:
+        engine.load('shared', weights(1), 0)
+        assert len(ask(engine, 'shared', *boards(20), params=SamplingParams(8, 1.0))) == 20
+    assert 2 <= proxy.most <= 3
+
+
+def test_a_reply_that_cannot_be_right_is_told_with_the_version_of_its_server(bench, proxy):
+    """A21."""
+    with client(bench, proxy.url) as engine:
+        engine.load('shared', weights(1), 0)
+        proxy.breaks('one log-prob missing', times=1000)
+        with pytest.raises(replies.MalformedError, match=rf'SGLang {servers.VERSION}.*one is owed for each id'):
+            one(engine)
+
+
+def test_who_has_not_the_key_is_refused_at_once(bench, url):
+    with client(bench, url, key='another') as engine, pytest.raises(replies.RefusedError, match='another API key'):
+        engine.load('shared', weights(1), 0)
+    assert KEY not in (bench.logs / 'first.log').read_text()
+
+
 def test_a_server_with_another_model_is_refused_when_weights_are_loaded(bench, proxy):
-    proxy.breaks('other model', times=1000)
+    proxy.breaks('other model', times=1000, path='/model_info')
     with client(bench, proxy.url) as engine, pytest.raises(replies.MisfitError, match='runs another model'):
         engine.load('shared', weights(1), 0)
 
