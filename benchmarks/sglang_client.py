@@ -5,8 +5,10 @@ Command:  python -m benchmarks.sglang_client            (starts servers on this 
 Sokoban trees are played through the client, which is the real thing, worlds included. Then their requests are sent
 again, each tree's one after the other and all trees at once as before, by the client without worlds, and bare: the
 bodies ready-made, each to the server that the client would choose, the replies read and not looked into. Sampled
-answers differ in length from time to time, so what is compared is requests a second, over alternating repeats. On a
-CPU the servers are a test bench, see launch/cpu.
+answers differ in length from time to time, so what is compared is requests a second, over alternating repeats, and the
+processor time that this process spends on a request, which what else the machine does hardly moves. `overhead` is wall
+time; `own work` is the client's processor time beyond the bare load's, as a share of the bare load's wall time: what
+it would add if nothing ran beside it. On a CPU the servers are a test bench, see launch/cpu.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import jax
@@ -103,11 +105,18 @@ def chains(trajectories: Sequence[Any]) -> list[list[Prompt]]:
     return [[group.prompt for turn in one.turns for group in turn.groups] for one in trajectories]
 
 
-def timed(work: Callable[[], Awaitable[int]]) -> tuple[float, int]:
-    """Seconds, and the tokens that `work` says it got."""
-    started = time.perf_counter()
+class Taken(NamedTuple):
+    """Wall seconds, processor seconds of this process, and tokens that came."""
+
+    wall: float
+    cpu: float
+    tokens: int
+
+
+def timed(work: Callable[[], Awaitable[int]]) -> Taken:
+    started, cpu = time.perf_counter(), time.process_time()
     tokens = asyncio.run(work())  # type: ignore[arg-type]
-    return time.perf_counter() - started, tokens
+    return Taken(time.perf_counter() - started, time.process_time() - cpu, tokens)
 
 
 def measure(bench: Bench, count: int, k: int, settings: Settings) -> dict[str, Any]:
@@ -158,18 +167,21 @@ def measure(bench: Bench, count: int, k: int, settings: Settings) -> dict[str, A
 
         rounds = [[timed(way) for way in (trees, through, bare)] for _ in range(settings.repeats + 1)][1:]
     groups = sum(map(len, asked))
-    spread = [Spread.of([one[i][0] for one in rounds]) for i in range(3)]
+    spread = [Spread.of([one[i].wall for one in rounds]) for i in range(3)]
     return {
         'servers': count,
         'k': k,
         'trees': settings.envs,
         'requests': groups,
         'trees_per_s': spread[0].rate(settings.envs),
-        'tokens_per_s': Spread.of([tokens / seconds for seconds, tokens in (one[0] for one in rounds)]),
+        'tokens_per_s': Spread.of([one.tokens / one.wall for one, _, _ in rounds]),
         'client_requests_per_s': spread[1].rate(groups),
-        'client_tokens_per_s': Spread.of([tokens / seconds for seconds, tokens in (one[1] for one in rounds)]),
+        'client_tokens_per_s': Spread.of([one.tokens / one.wall for _, one, _ in rounds]),
         'bare_requests_per_s': spread[2].rate(groups),
-        'client_overhead': Spread.of([one[1][0] / one[2][0] - 1 for one in rounds]),
+        'client_overhead': Spread.of([client.wall / load.wall - 1 for _, client, load in rounds]),
+        'client_cpu_ms': Spread.of([client.cpu / groups * 1e3 for _, client, _ in rounds]),
+        'bare_cpu_ms': Spread.of([load.cpu / groups * 1e3 for _, _, load in rounds]),
+        'own_work': Spread.of([(client.cpu - load.cpu) / load.wall for _, client, load in rounds]),
     }
 
 
@@ -197,11 +209,12 @@ def main() -> None:
             syncs += [sync(bench, count, settings.repeats) for count in settings.servers]
     show(
         'Trees and tokens a second, median (low to high)',
-        ['servers, K', 'trees/s', 'tokens/s', 'requests/s: client', 'bare', 'overhead'],
+        ['servers, K', 'trees/s', 'tokens/s', 'requests/s: client', 'bare', 'overhead', 'CPU ms', 'bare', 'own work'],
         [
             [f'{r["servers"]}, {r["k"]}', r['trees_per_s'].show(1), r['tokens_per_s'].show(),
              r['client_requests_per_s'].show(), r['bare_requests_per_s'].show(),
-             f'{r["client_overhead"].median:+.1%}']
+             f'{r["client_overhead"].median:+.1%}', f'{r["client_cpu_ms"].median:.2f}',
+             f'{r["bare_cpu_ms"].median:.2f}', f'{r["own_work"].median:+.1%}']
             for r in rates
         ],
     )  # fmt: skip

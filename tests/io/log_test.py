@@ -7,7 +7,7 @@ import math
 import pathlib
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,12 @@ def offline_records(folder: pathlib.Path) -> Iterator[Any]:
             record = b''
 
 
+def logged(records: Iterable[Any]) -> list[dict[str, Any]]:
+    history = [record.history for record in records if record.WhichOneof('record_type') == 'history']
+    rows = [{item.nested_key[0]: json.loads(item.value_json) for item in row.item} for row in history]
+    return [{key: value for key, value in row.items() if not key.startswith('_')} for row in rows]
+
+
 def test_every_axis_keeps_its_own_steps_in_wandb_and_no_value_is_lost(tmp_path):
     written = [
         ('rollout', 8073, {'reward/planner': 1.5, 'dead_groups/planner': 0.25}),
@@ -74,13 +80,10 @@ def test_every_axis_keeps_its_own_steps_in_wandb_and_no_value_is_lost(tmp_path):
         for axis, step, metrics in written:
             run.write(axis, step, metrics)
     records = list(offline_records(tmp_path))
-    history = [record.history for record in records if record.WhichOneof('record_type') == 'history']
-    rows = [{item.nested_key[0]: json.loads(item.value_json) for item in row.item} for row in history]
-    kept = [{key: value for key, value in row.items() if not key.startswith('_')} for row in rows]
     expected = [
         {f'{axis}/step': step, **{f'{axis}/{name}': m for name, m in row.items()}} for axis, step, row in written
     ]
-    assert kept == [pytest.approx(row, nan_ok=True) for row in expected]
+    assert logged(records) == [pytest.approx(row, nan_ok=True) for row in expected]
     metrics = [record.metric for record in records if record.WhichOneof('record_type') == 'metric']
     x_axes = {metric.glob_name: metric.step_metric for metric in metrics if metric.glob_name}
     assert x_axes == {f'{axis}/*': f'{axis}/step' for axis in ('rollout', 'update/planner', 'update/mover', 'eval')}
@@ -218,6 +221,17 @@ def test_a_resumed_run_keeps_what_the_checkpoint_had_on_every_axis_and_nothing_m
         run.write('rollout', 2, {'solved': 0.2})
         run.write('update/shared', 4, {'loss': 1.0})
     assert places(tmp_path) == [*FIRST_HALF, *marked, ('rollout', 2), ('update/shared', 4)]
+
+
+def test_wandb_hears_of_a_resumed_run_the_steps_that_follow_its_checkpoint(tmp_path):
+    """A23."""
+    killed_run(tmp_path, mark=True)
+    with sink(tmp_path, resume_at=2, wandb_mode='offline') as run:
+        run.write('rollout', 2, {'solved': 0.2})
+        run.write('update/shared', 4, {'learning_rate': 0.5})
+    assert logged(offline_records(tmp_path)) == [
+        {'rollout/step': 2, 'rollout/solved': 0.2}, {'update/shared/step': 4, 'update/shared/learning_rate': 0.5},
+    ]  # fmt: skip
 
 
 def test_a_step_that_a_resumed_run_does_again_replaces_what_was_kept_of_it(tmp_path):
