@@ -2,7 +2,8 @@
 
 Command:  python -m benchmarks.worlds
 Cost:     under a minute.
-Result:   benchmarks/results/worlds.json. Each episode plays a fresh instance, so a step of 64 makes 64 of them.
+Result:   benchmarks/results/worlds.json. Each episode plays a fresh instance: a step of the main job
+          makes 128.
 
 Milliseconds of processor time each, on one thread; every batch has other seeds, so that no cache can answer.
 """

@@ -1,10 +1,12 @@
 """Writes the script, or manifest, that runs an experiment on one machine, Slurm, a TPU pod or Kubernetes.
 
-Commands (what stands after -- are the experiment's own settings; they are checked before anything is written):
+Commands (what stands after -- are the experiment's own settings, whose form is checked before anything is written; of
+several learners the mesh must cover all devices):
   python -m launch.job local --gpus 4 --servers 2 -- --model.source Qwen/Qwen3-1.7B --model.lora.rank 16
-  python -m launch.job slurm --learners 2 --servers 4 --gpus 8 --server-gpus 4 -- --model.source Qwen/Qwen3-8B
+  python -m launch.job slurm --experiment math_at_grpo --learners 2 --servers 4 --gpus 8 --server-gpus 4 -- \\
+      --model.source Qwen/Qwen3-8B --model.mesh 1 16 1 --learning.micro-groups 16
   python -m launch.job tpu --pod POD --zone ZONE -- --runs runs --model.mesh 1 16 1
-  python -m launch.job k8s --image IMAGE --learners 2 -- --runs /runs
+  python -m launch.job k8s --image IMAGE --learners 2 -- --runs /runs --model.mesh 2 1 1
 Each prints to the terminal unless there is --out FILE. Scripts show what they would run with DRY_RUN=1 bash FILE.
 
 Servers are told the model, its dtype, adapters and policies by the experiment. API keys are only ever referred to.

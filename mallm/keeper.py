@@ -8,6 +8,7 @@ that asked for it however that ends; any ends when the keeper is told to (SIGTER
 environment and stays out of command lines and of the log. Imports nothing heavy.
 """
 
+import contextlib
 import os
 import runpy
 import signal
@@ -53,7 +54,8 @@ def copy(lines: IO[bytes], log: str) -> None:
     key = os.environ.get(KEY, '').encode()
     with open(log, 'ab', buffering=0) as file:
         for line in lines:
-            file.write(line.replace(key, b'***') if key else line)
+            with contextlib.suppress(OSError):  # on a full disk the line is lost; unread, it would block the server
+                file.write(line.replace(key, b'***') if key else line)
 
 
 def end(server: subprocess.Popen) -> None:

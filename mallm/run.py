@@ -68,8 +68,8 @@ def build(
     make_engine: MakeEngine = embedded,
 ) -> Run:
     """Makes every part."""
-    algorithm, p = experiment.algorithm.build(), make_policies(experiment)
-    experiment = within_context(experiment, p.module.arch)
+    algorithm, p, asked = experiment.algorithm.build(), make_policies(experiment), experiment
+    experiment = within_context(asked, p.module.arch)
     make_updater = lambda module, shardings, objective: Updater(  # noqa: E731
         module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
         entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
@@ -85,7 +85,7 @@ def build(
         make_updater(p.module, p.shardings, algorithm.objective),
         make_updater(p.module, p.shardings, losses.reinforce),
         make_updater(p.whole, p.whole_shardings, losses.reinforce) if experiment.clones_base else None,
-        sink_of(experiment, folder, resume_at),
+        sink_of(asked, folder, resume_at),
         guard,
         Checkpoints(folder),
         folder,

@@ -10,6 +10,7 @@ import glob
 import math
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -192,9 +193,9 @@ def weights_folder(within: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder of this process, gone at the end. Those of processes that were killed here, and so could not, go now."""
     own = f'mallm-{socket.gethostname()}-'
     within.mkdir(parents=True, exist_ok=True)
-    for left in within.glob(f'{glob.escape(own)}*-*'):
-        pid = left.name.removeprefix(own).partition('-')[0]
-        if pid.isdecimal() and not runs_here(int(pid)):
+    for left in within.glob(f'{glob.escape(own)}*'):
+        named = re.fullmatch(r'(\d+)-[^-]+', left.name.removeprefix(own))  # more parts are those of another host
+        if named and not runs_here(int(named[1])):
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f'{own}{os.getpid()}-', dir=within, ignore_cleanup_errors=True) as name:
         yield pathlib.Path(name)

@@ -30,7 +30,7 @@ from mallm.io.base import require_same_base, restore_base
 from mallm.io.checkpoint import Checkpoints
 from mallm.models import lora, sharding
 from mallm.models.transformer import Transformer
-from mallm.policies import foundation, make_policies
+from mallm.policies import foundation, make_policies, within_context
 from mallm.rollout.chat import Tokenizer
 
 TASKS: Mapping[str, type[Task]] = {
@@ -151,6 +151,7 @@ def read_learned(folder: pathlib.Path, tasks: Mapping[str, type[Task]] = TASKS) 
     experiment = override(read_experiment(folder, tasks), {'model.mesh': (1, 1, 1)})
     step, mesh = newest(folder), sharding.make_mesh()
     tokenizer, whole, pretrained = foundation(experiment, mesh)
+    experiment = within_context(experiment, whole.arch)
     kind = experiment.model.lora.build()
     module = whole.clone(lora=kind)
     like = {'params': shapes_of(module, 'params' if kind is None else 'lora', mesh)}

@@ -46,7 +46,8 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     with (
         guarded(folder, limits) as guard,
         engines(experiment) as make_engine,
-        (run := build(experiment, folder, at, guard, make_engine)).sink,
+        contextlib.closing(build(experiment, folder, at, guard, make_engine)) as run,
+        run.sink,
     ):
         for line in experiment.task.about():
             run.sink.note(line)
@@ -79,7 +80,6 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
         run.sink.summary(summary)
     if jax.process_index() == 0:
         write_report(folder)
-    run.close()
     return summary
 
 

@@ -26,6 +26,7 @@ from mallm.io import hf
 from mallm.io.checkpoint import CheckpointError
 from mallm.models.config import Architecture
 from mallm.policies import make_policies, within_context
+from mallm.study.table import stored_folder
 from tests.rollout.chat_test import pretrained
 
 SIZES = {
@@ -83,6 +84,7 @@ def test_it_runs_to_its_summary_and_no_copy_of_the_base_is_stored(ran):
     assert json.loads((folder / 'summary.json').read_text()) == summary and summary['faults'] == 0
     assert set(summary['format_after']) == {'tool', 'plan'} and 0 <= summary['success_after'] <= 1
     assert not (folder / 'base').exists()
+    assert stored_folder(asked) == folder, 'the limit that the context sets is not taken for another setting'
 
 
 def test_every_evaluation_says_what_it_has_cost_so_far_and_the_last_agrees_with_the_summary(ran):

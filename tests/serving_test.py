@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pickle
+import socket
 import subprocess
 from types import SimpleNamespace
 
@@ -107,11 +108,12 @@ def test_weights_of_processes_that_were_killed_are_removed_and_those_of_living_o
     with serving.weights_folder(tmp_path) as mine:
         killed = mine.with_name(mine.name.replace(f'-{os.getpid()}-', f'-{ended_pid()}-'))
         elsewhere = tmp_path / f'mallm-another-host-{ended_pid()}-x'
-        for folder in (killed, elsewhere):
+        longer = tmp_path / f'mallm-{socket.gethostname()}-{ended_pid()}-{os.getpid()}-x'  # a host whose name goes on
+        for folder in (killed, elsewhere, longer):
             folder.mkdir()
         with serving.weights_folder(tmp_path) as other:
-            assert sorted(tmp_path.iterdir()) == sorted([mine, other, elsewhere])
-    assert list(tmp_path.iterdir()) == [elsewhere]
+            assert sorted(tmp_path.iterdir()) == sorted([mine, other, elsewhere, longer])
+    assert sorted(tmp_path.iterdir()) == sorted([elsewhere, longer])
 
 
 def ended_pid() -> int:

@@ -171,9 +171,8 @@ class SGLangEngine:
 
     def _load(self, policy: str, weights: Any, version: int) -> None:
         started = time.perf_counter_ns()
-        name = f'{policy or "base"}-{self._run}-{version}'
-        if name == (self._wanted[policy].name if policy in self._wanted else ''):
-            name += f'-{secrets.token_hex(2)}'  # other weights under the same number: before and after a warm start
+        count = len(self._versions)  # a warm start, or a pause, has other weights under the same number
+        name = f'{policy or "base"}-{self._run}-{version}-{count}'
         published = self._publish(policy, weights, version)
         first = policy not in self._wanted
         self._versions[name] = (policy, version)
