@@ -69,7 +69,7 @@ class Spec:
         words += ['--host', self.host, '--port', str(self.port)]
         if self.device == 'cpu':
             words += ['--attention-backend', 'torch_native', '--sampling-backend', 'pytorch']
-            words += ['--mem-fraction-static', '0.1']
+            words += ['--mem-fraction-static', '0.1', '--sleep-on-idle']  # else it polls on the core that learns
         if self.tokens:
             words += ['--max-total-tokens', str(self.tokens)]
         if not self.reads_text:

@@ -118,7 +118,7 @@ def test_ids_and_log_probs_are_the_learners_at_every_temperature(bench, url):
 def test_candidates_are_drawn_from_the_learners_distribution_and_independently_of_each_other(bench, url):
     """Equal log-probs do not show that: they are of whatever was drawn. Counts within 5 standard deviations."""
     asked, params = 150, SamplingParams(1, 1.5, spread=2.0)
-    with client(bench, url) as engine:
+    with client(bench, url, limits=dataclasses.replace(QUICK, patience_s=60.0)) as engine:  # all are asked at once
         engine.load('shared', weights(1), 1)
         groups = ask(engine, 'shared', *[PROMPT] * asked, k=8, params=params)
     drawn = np.array([[answer.ids[0] for answer in answers] for answers in groups])
