@@ -1,26 +1,46 @@
 """The folder of a run: a new one, an old one to go on in, and the commit that it is made with."""
 
+import contextlib
 import pathlib
 import subprocess
+from collections.abc import Iterator
+
+import jax
 
 from mallm import hosts
 from mallm.experiment import Experiment
 from mallm.io.checkpoint import Checkpoints
 
 
-def folder_and_step(experiment: Experiment, resume: str | None) -> tuple[pathlib.Path, int | None]:
-    """Where a run writes and, if it goes on from a checkpoint, from which; the same on every process."""
+@contextlib.contextmanager
+def folder_and_step(experiment: Experiment, resume: str | None) -> Iterator[tuple[pathlib.Path, int | None]]:
+    """Where a run writes and, if it goes on from a checkpoint, from which; the same on every process.
+
+    A new folder in which nothing was written is removed at the end.
+    """
     if resume:
         folder = pathlib.Path(experiment.runs) / resume
-        return folder, newest(folder)
-    return hosts.agreed(new_folder(experiment)), None
+        yield folder, newest(folder)
+        return
+    writes = jax.process_index() == 0
+    folder = hosts.agreed(new_folder(experiment) if writes else pathlib.Path())
+    try:
+        yield folder, None
+    finally:
+        if writes:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def new_folder(experiment: Experiment) -> pathlib.Path:
-    """A run folder that does not exist yet: the name and seed, numbered when they were used before."""
+    """Makes a run folder: the name and seed, numbered when they were used before. Two runs never get the same."""
     base = pathlib.Path(experiment.runs) / experiment.folder_name
-    numbered = (base.with_name(f'{base.name}.{i}') for i in range(2, 10_000))
-    return base if not base.exists() else next(path for path in numbered if not path.exists())
+    base.parent.mkdir(parents=True, exist_ok=True)
+    for path in (base, *(base.with_name(f'{base.name}.{i}') for i in range(2, 10_000))):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise FileExistsError(f'{base} and 9998 numbered ones are there: choose another name, or remove some')
 
 
 def newest(folder: pathlib.Path) -> int:

@@ -74,25 +74,29 @@ def build(
         module=module, objective=objective, transform=p.transform, mesh=p.mesh, shardings=shardings,
         entropy_range=experiment.algorithm.entropy_range, logits_room=experiment.learning.logits_mib << 20,
     )  # fmt: skip
-    engine = make_engine(experiment, p, folder)
-    run = Run(
-        experiment,
-        algorithm,
-        p.tokenizer,
-        engine,
-        p.pools,
-        p.base,
-        make_updater(p.module, p.shardings, algorithm.objective),
-        make_updater(p.module, p.shardings, losses.reinforce),
-        make_updater(p.whole, p.whole_shardings, losses.reinforce) if experiment.clones_base else None,
-        sink_of(asked, folder, resume_at),
-        guard,
-        Checkpoints(folder),
-        folder,
-    )
     with contextlib.ExitStack() as where_it_fails:
-        where_it_fails.callback(run.close)
-        where_it_fails.callback(run.sink.close, failed=True)
+        engine = make_engine(experiment, p, folder)
+        if isinstance(engine, Workers):
+            where_it_fails.callback(engine.close)
+        checkpoints = Checkpoints(folder)
+        where_it_fails.callback(checkpoints.close)
+        sink = sink_of(asked, folder, resume_at)
+        where_it_fails.callback(sink.close, failed=True)
+        run = Run(
+            experiment,
+            algorithm,
+            p.tokenizer,
+            engine,
+            p.pools,
+            p.base,
+            make_updater(p.module, p.shardings, algorithm.objective),
+            make_updater(p.module, p.shardings, losses.reinforce),
+            make_updater(p.whole, p.whole_shardings, losses.reinforce) if experiment.clones_base else None,
+            sink,
+            guard,
+            checkpoints,
+            folder,
+        )
         load(run, 0, base=True)
         where_it_fails.pop_all()
     return run

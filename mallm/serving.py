@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -48,6 +49,8 @@ START_S = 900.0
 MEMORY = pathlib.Path('/dev/shm')
 WEIGHTS_FOLDER = 'MALLM_WEIGHTS_FOLDER'
 """Environment variable that names a folder for weights which servers on other machines see as well."""
+TOKEN = secrets.token_hex(4)
+"""Tells this process from an earlier one of the same number: in containers that is always 1."""
 PROOF = 16
 """Ids of the sequence by which a server shows that it computes what the learner does."""
 
@@ -194,14 +197,18 @@ def weights_folder(within: pathlib.Path) -> Iterator[pathlib.Path]:
     own = f'mallm-{socket.gethostname()}-'
     within.mkdir(parents=True, exist_ok=True)
     for left in within.glob(f'{glob.escape(own)}*'):
-        named = re.fullmatch(r'(\d+)-[^-]+', left.name.removeprefix(own))  # more parts are those of another host
-        if named and not runs_here(int(named[1])):
+        named = re.fullmatch(r'(\d+)-([^-]+)', left.name.removeprefix(own))  # more parts are those of another host
+        if named and not lives(int(named[1]), named[2]):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f'{own}{os.getpid()}-', dir=within, ignore_cleanup_errors=True) as name:
+    prefix = f'{own}{os.getpid()}-{TOKEN}_'
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=within, ignore_cleanup_errors=True) as name:
         yield pathlib.Path(name)
 
 
-def runs_here(pid: int) -> bool:
+def lives(pid: int, rest: str) -> bool:
+    """Whether the process that made a folder of weights, of which this is the name's end, still runs here."""
+    if pid == os.getpid():
+        return rest.startswith(TOKEN)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -47,13 +47,17 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def is_of(settings: Mapping[str, Any] | None, experiment: Experiment) -> bool:
-    """Whether a config.json holds the very settings of an experiment; younger settings count as their defaults.
+    """Whether a config.json holds the very settings of an experiment, from the first step on.
 
-    Where the runs lie, where servers are named and whether wandb looked on changes no result and is not compared.
+    Younger settings count as their defaults. Where the runs lie, where servers are named and whether wandb looked on
+    changes no result and is not compared.
     """
     if settings is None:
         return False
-    plain = {name: value for name, value in settings.items() if name != TASK_TYPE}
+    before = [until['config'] for until in settings.get(files.EARLIER, ())]
+    if not all(is_of(config, experiment) for config in before):
+        return False
+    plain = {name: value for name, value in settings.items() if name not in (TASK_TYPE, files.EARLIER)}
     plain |= {'runs': experiment.runs, 'wandb': experiment.wandb, 'endpoints': experiment.endpoints}
     kind = type(experiment.task).__name__
     return settings.get(TASK_TYPE, kind) == kind and same(plain, experiment)
@@ -73,7 +77,7 @@ def read_experiment(folder: pathlib.Path, tasks: Mapping[str, type[Task]] = TASK
     settings = files.read_json(folder / files.CONFIG)
     if settings is None:
         raise FileNotFoundError(f'{folder} has no {files.CONFIG}: give the folder of a run')
-    plain = {name: value for name, value in settings.items() if name not in (TASK_TYPE, 'task')}
+    plain = {name: value for name, value in settings.items() if name not in (TASK_TYPE, 'task', files.EARLIER)}
     try:
         task = read_task(settings['task'], tasks, settings.get(TASK_TYPE))
         return dataclasses.replace(rebuilt(Experiment, plain | {'task': task}), wandb='disabled')

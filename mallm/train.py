@@ -24,7 +24,7 @@ from mallm.learn.route import answer_metrics, dead_shares, route
 from mallm.learn.update import Knobs, importance
 from mallm.pipeline import AsTheyEnd, InTurn, Rollout, Rollouts, overlapped, refuse_stale, staleness
 from mallm.rollout import tree
-from mallm.rollout.workers import Seeded
+from mallm.rollout.workers import Seeded, WorkersLostError
 from mallm.run import Run, build, load, restore, save
 from mallm.serving import engines
 from mallm.types import Credited, Trajectory
@@ -41,9 +41,9 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
     Where it has several processes, all of them call this, and `limits` says when they give each other up.
     """
     experiment.overlap.check_processes(jax.process_count())
-    folder, at = folder_and_step(experiment, resume)
     code = commit()  # before anything can change on disk
     with (
+        folder_and_step(experiment, resume) as (folder, at),
         guarded(folder, limits) as guard,
         engines(experiment) as make_engine,
         contextlib.closing(build(experiment, folder, at, guard, make_engine)) as run,
@@ -85,10 +85,10 @@ def train(experiment: Experiment, resume: str | None = None, limits: hosts.Hosts
 
 @contextlib.contextmanager
 def saved_where_play_fails(run: Run, step: int, progress: Mapping[str, Any]) -> Iterator[None]:
-    """What was learned until too many episodes failed, as when all servers are dead, is saved before the run ends."""
+    """What was learned until play failed, as when all servers or workers are dead, is saved before the run ends."""
     try:
         yield
-    except TooManyFaultsError:
+    except (TooManyFaultsError, WorkersLostError):
         if run.checkpoints.latest() != step:
             save(run, step, progress)
         raise

@@ -107,9 +107,10 @@ def test_settings_that_contradict_each_other_are_refused():
 def test_weights_of_processes_that_were_killed_are_removed_and_those_of_living_ones_stay(tmp_path):
     with serving.weights_folder(tmp_path) as mine:
         killed = mine.with_name(mine.name.replace(f'-{os.getpid()}-', f'-{ended_pid()}-'))
+        earlier = mine.with_name(mine.name.replace(serving.TOKEN, '0ther'))  # of this number, in another life of a pod
         elsewhere = tmp_path / f'mallm-another-host-{ended_pid()}-x'
         longer = tmp_path / f'mallm-{socket.gethostname()}-{ended_pid()}-{os.getpid()}-x'  # a host whose name goes on
-        for folder in (killed, elsewhere, longer):
+        for folder in (killed, earlier, elsewhere, longer):
             folder.mkdir()
         with serving.weights_folder(tmp_path) as other:
             assert sorted(tmp_path.iterdir()) == sorted([mine, other, elsewhere, longer])

@@ -47,6 +47,8 @@ CREW = override(
 def test_an_experiment_comes_back_from_its_config_file_as_it_was(experiment, tmp_path):
     read = read_experiment(written(tmp_path, settings_of(experiment)))
     assert read == dataclasses.replace(experiment, wandb='disabled') and type(read.task) is type(experiment.task)
+    resumed = settings_of(experiment) | {'earlier': [{'step': 1, 'config': settings_of(MATH), 'summary': None}]}
+    assert read_experiment(written(tmp_path, resumed)) == read
 
 
 @pytest.mark.parametrize('seed', [0, 1, 2])
@@ -65,6 +67,8 @@ def test_a_stored_run_is_still_that_of_its_settings_where_younger_ones_are_at_th
     for change in ({'sampling.stop': ('!',)}, {'sampling.k': 4}, {'task.reward': 'outcome'}, {'seed': 7}):
         assert not is_of(settings, override(now, change)), change
     assert not is_of(settings | {'gone': 1}, now) and not is_of(settings | {'task_type': 'Other'}, now)
+    assert is_of(settings | {'earlier': [{'config': settings | {'runs': 'elsewhere'}}]}, now)
+    assert not is_of(settings | {'earlier': [{'config': settings | {'steps': 7}}]}, now), 'its first steps were others'
     assert not is_of(None, now)
 
 

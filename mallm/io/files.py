@@ -20,6 +20,8 @@ import numpy as np
 
 CONFIG, METRICS, REPLAYS, SUMMARY = 'config.json', 'metrics.jsonl', 'replays.json', 'summary.json'
 CURVES, REPORT = 'curves.png', 'report.html'
+EARLIER = 'earlier'
+"""What config.json says of the steps before a resume with other settings; see `Sink`."""
 ROW_KEYS = ('axis', 'step', 'minutes', 'cpu_minutes')
 """What every row of metrics.jsonl begins with; no metric may be called so."""
 COSTS = ('training_cpu_minutes', 'training_tokens')

@@ -96,7 +96,9 @@ class Sink:
         'disabled' (wandb is then not even imported).
       live: a live panel instead of plain lines; None asks whether stderr is a terminal.
       resume_at: None for a fresh run, else the first step that a resumed run will play: rows that the restored
-        checkpoint did not have yet are cut off (`mark`), and a step done again replaces what was there.
+        checkpoint did not have yet are cut off (`mark`), and a step done again replaces what was there. Where `config`
+        is another than it was, config.json takes the new one, and its list `earlier` keeps what was until then: the
+        step, the config, and the summary if there was one.
     """
 
     def __init__(
@@ -220,11 +222,16 @@ class Sink:
         if resume_at is None or stored is None:
             files.write_json(path, clean)
             return
+        earlier = stored.pop(files.EARLIER, [])
         old, new = files.flatten(stored), files.flatten(clean)
         changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         if changed:
             listed = ', '.join(f'{key} ({old.get(key)} -> {new.get(key)})' for key in changed)
             self.note(f'resumed with another config than {files.CONFIG} says: {listed}')
+            summary = self.folder / files.SUMMARY
+            until = {'step': resume_at, 'config': stored, 'summary': files.read_json(summary)}
+            files.write_json(path, {**clean, files.EARLIER: [*earlier, until]})
+            summary.unlink(missing_ok=True)
 
     def _start_wandb(self, mode: str, *, name: str, group: str, config: Mapping[str, Any]) -> 'WandbRun | None':
         if mode == 'disabled':

@@ -179,17 +179,18 @@ class SGLangEngine:
         self._wanted[policy] = Loaded(name, version, published)
         servers = [server for server in self._fleet.servers if policy in (*server.policies, BASE)]
         lost = self._wait(self._bring_all(servers))
-        if first and lost and not any(server.up for server in servers):
-            raise lost[0]
+        wrong = [fault for fault in lost if not isinstance(fault, replies.PASSING)]
+        if first and lost and (wrong or not any(server.up for server in servers)):
+            raise (wrong or lost)[0]
         self._counts['sync bytes'] += published.bytes * len(servers)
         self._counts['sync nanoseconds'] += time.perf_counter_ns() - started
 
     async def _bring_all(self, servers: Sequence[Server]) -> list[EngineError]:
-        """Brings servers up to date, all at once; returns why some could not be reached."""
+        """Brings servers up to date, all at once; returns why some could not be, which are then left alone."""
         lost: list[EngineError] = []
         outcomes = await asyncio.gather(*(self._connect(server) for server in servers), return_exceptions=True)
         for server, outcome in zip(servers, outcomes, strict=True):
-            if isinstance(outcome, replies.PASSING):
+            if isinstance(outcome, EngineError):
                 self._lost(server, outcome)
                 lost.append(outcome)
             elif isinstance(outcome, BaseException):

@@ -85,7 +85,6 @@ def run_cell(sweep: Sweep, label: str, seed: int, *, runs: str, start: Callable[
     spent = [files.read_json(folder / files.SUMMARY) or {} for folder in folders.values()]
     cost = {name: sum(one[name] for one in spent) for name in COSTS if all(name in one for one in spent)}
     folder = new_folder(experiment)
-    folder.mkdir(parents=True)
     files.write_json(folder / files.CONFIG, settings_of(experiment))
     shares = {'success_after': told['success'], 'strict_after': told['strict']}
     files.write_json(folder / files.SUMMARY, {**told, 'run': folder.name, **shares, **cost})

@@ -263,7 +263,7 @@ def test_a_broken_line_that_is_not_the_last_is_named(tmp_path):
 # config.json, replays.json, summary.json
 
 
-def test_the_config_is_written_once_without_secrets_and_a_changed_one_is_said(monkeypatch, tmp_path, capsys):
+def test_the_config_is_written_without_secrets_and_a_changed_one_is_said_and_kept(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv('SOME_API_KEY', 'k-0123456789abcdef')
     config = {
         'lr': 0.1, 'max_tokens': 12, 'pools': ('a', 'b'), 'wandb': {'api_key': 'x', 'hf_token': 'y', 'password': ''},
@@ -279,9 +279,16 @@ def test_the_config_is_written_once_without_secrets_and_a_changed_one_is_said(mo
     }  # fmt: skip
     sink(tmp_path, config=config, resume_at=1).close()
     assert 'another config' not in capsys.readouterr().err
+    assert (tmp_path / 'config.json').read_text() == text
+    (tmp_path / 'summary.json').write_text('{"success_after": 0.5}')
     sink(tmp_path, config={**config, 'lr': 0.2}, resume_at=1).close()
     assert 'resumed with another config than config.json says: lr (0.1 -> 0.2)' in capsys.readouterr().err
-    assert (tmp_path / 'config.json').read_text() == text
+    old = {'step': 1, 'config': json.loads(text), 'summary': {'success_after': 0.5}}
+    assert json.loads((tmp_path / 'config.json').read_text()) == {**json.loads(text), 'lr': 0.2, 'earlier': [old]}
+    assert not (tmp_path / 'summary.json').exists()
+    sink(tmp_path, config={**config, 'lr': 0.3}, resume_at=2).close()
+    kept = json.loads((tmp_path / 'config.json').read_text())
+    assert (kept['lr'], [until['config']['lr'] for until in kept['earlier']]) == (0.3, [0.1, 0.2])
 
 
 def test_a_config_value_without_a_json_form_is_refused(tmp_path):

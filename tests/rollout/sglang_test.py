@@ -487,6 +487,21 @@ def test_a_server_with_another_model_is_refused_when_weights_are_loaded(bench, p
         engine.load('shared', weights(1), 0)
 
 
+def test_a_server_that_turns_wrong_in_mid_run_is_left_alone_until_it_is_right_again(bench, url, proxy):
+    with client(bench, url, proxy.url) as engine:
+        engine.load('shared', weights(1), 0)
+        proxy.breaks('other model', times=1000, path='/model_info')
+        engine.load('shared', weights(2), 1)
+        assert engine.metrics()['servers/up'] == 1
+        drawn = [answer for answers in ask(engine, 'shared', *boards(8)) for answer in answers]
+        assert {answer.version for answer in drawn} == {1}
+        proxy.breaks('', times=0)
+        ends = time.monotonic() + 30
+        while (told := engine.metrics())['servers/up'] != 2 and time.monotonic() < ends:
+            time.sleep(0.1)
+        assert told['servers/up'] == 2
+
+
 def test_a_server_with_another_vocabulary_is_refused_before_weights_would_end_it(bench, url):
     """SGLang 0.5.23 ends when it is given an embedding of another size."""
     with client(bench, url) as engine:
