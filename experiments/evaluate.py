@@ -5,7 +5,8 @@
 RUN and OTHER are run folders, or names in runs/; OTHER@ROLE takes the policy of another role. Two roles that were
 trained apart and now play together:
 
-    python -m experiments.evaluate tool_alone-seed0 --cast plan plan_alone-seed0
+    python -m experiments.evaluate runs/ablations/sokoban/alone/tool_alone-seed0 \\
+        --cast plan runs/ablations/sokoban/alone/plan_alone-seed0
 
 Cost: what the run's own report costs, without training. Expected: one line of JSON; without --cast, --boards and
 --temperature its success and strict are the summary's success_after and strict_after.

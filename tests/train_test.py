@@ -19,6 +19,7 @@ from mallm.envs.sokoban_task import SokobanTask
 from mallm.experiment import EvaluationSettings, Experiment
 from mallm.io.checkpoint import Checkpoints
 from mallm.io.log import Silent
+from mallm.rollout.workers import WorkersLostError
 from tests.run_folders import measured
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -129,6 +130,17 @@ def test_whichever_budget_ends_a_run_what_is_reported_is_what_is_kept(ends_at, s
     evaluation = EvaluationSettings(every=0)
     told = train.train(Experiment(runs=str(tmp_path), save_every=5, cpu_minutes=1.0, evaluation=evaluation))
     assert seen == [(step, 3 * step) for step in saves] and told == {'step': ends_at}
+
+
+@pytest.mark.parametrize('fault', [train.TooManyFaultsError, WorkersLostError])
+def test_what_was_learned_before_play_failed_is_saved_once(fault, monkeypatch):
+    saves = []
+    checkpoints = types.SimpleNamespace(latest=lambda: max(saves, default=None))
+    monkeypatch.setattr(train, 'save', lambda run, step, progress: saves.append(step))
+    for _ in range(2):
+        with pytest.raises(fault), train.saved_where_play_fails(types.SimpleNamespace(checkpoints=checkpoints), 3, {}):
+            raise fault
+    assert saves == [3]
 
 
 def test_resuming_what_is_not_there_says_what_is(tmp_path):

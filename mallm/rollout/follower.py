@@ -20,16 +20,12 @@ def nothing(policy: str, weights: Any, version: int) -> Published:
 class Follower(SGLangEngine):
     """Samples on servers that another client keeps up to date; `follow` says what they should hold.
 
-    Make it with `publish=nothing`. A server that does not hold what it should is as good as dead: its requests go
-    elsewhere, and it is asked again in the background until the other client has seen to it.
+    Make it with `publish=nothing`. A server that does not hold what it should, runs another model or wants another key
+    is as good as dead: its requests go elsewhere, and it is asked again in the background until it is right.
     """
 
     async def follow(self, told: Mapping[str, Loaded]) -> None:
-        """From now on only answers by these weights are taken.
-
-        Raises:
-          RefusedError, MisfitError: a server wants another API key, or runs another model.
-        """
+        """From now on only answers by these weights are taken."""
         self._wanted = dict(told)
         self._versions |= {loaded.name: (policy, loaded.version) for policy, loaded in told.items()}
         work = self._bring_all(self._fleet.servers)

@@ -120,14 +120,18 @@ def test_newer_weights_are_told_and_older_ones_no_longer_taken():
         assert {answer.version for answer in ask(engine)} == {8}
 
 
-def test_a_dead_server_is_left_for_later_but_one_of_another_model_is_refused():
+def test_a_server_that_is_dead_or_runs_another_model_is_left_for_later():
     table = {URLS[0]: Held('plan-7'), URLS[1]: Held(alive=False)}
     with follower(table) as engine:
         asyncio.run(engine.follow({'plan': Loaded('plan-7', 7, NOWHERE)}))
         assert len(ask(engine)) == 8
         table[URLS[0]].model = 'llama'
-        with pytest.raises(replies.MisfitError):
-            asyncio.run(engine.follow({'plan': Loaded('plan-8', 8, NOWHERE)}))
+        asyncio.run(engine.follow({'plan': Loaded('plan-8', 8, NOWHERE)}))
+        with pytest.raises(replies.UnreachableError, match='runs another model'):
+            ask(engine)
+        table[URLS[0]].model, table[URLS[0]].version = 'qwen3', 'plan-8'
+        until(lambda: any(server.up for server in engine._fleet.servers))
+        assert {answer.version for answer in ask(engine)} == {8}
 
 
 def test_a_follower_takes_no_weights():

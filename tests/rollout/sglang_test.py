@@ -487,8 +487,8 @@ def test_a_server_with_another_model_is_refused_when_weights_are_loaded(bench, p
         engine.load('shared', weights(1), 0)
 
 
-def test_a_server_that_turns_wrong_in_mid_run_is_left_alone_until_it_is_right_again(bench, url, proxy):
-    with client(bench, url, proxy.url) as engine:
+def test_a_server_that_turns_wrong_in_mid_run_is_left_alone_until_it_is_right_again(bench, both):
+    with Proxy(both[1].url) as proxy, client(bench, both[0].url, proxy.url) as engine:
         engine.load('shared', weights(1), 0)
         proxy.breaks('other model', times=1000, path='/model_info')
         engine.load('shared', weights(2), 1)
