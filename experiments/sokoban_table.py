@@ -11,8 +11,26 @@ from experiments.sokoban_at_grpo import CONFIG
 from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, TRAJECTORY_LEVEL
 from mallm.config import override
 from mallm.experiment import Experiment
+from mallm.study.comparison import HOW, Cells, Row, remarks, table
 from mallm.study.table import fill
 
+REFERENCE = Row('AT-GRPO, shared policy', 'at_grpo', control=False)
+ROWS = (
+    Row('random mover', 'at_grpo', 'random_mover'),
+    Row('team, warm start alone, shared policy', 'at_grpo', 'success_before'),
+    Row('team, warm start alone, a policy for each role', 'at_grpo_per_role', 'success_before'),
+    Row('team, cloning for the same time instead', 'keep_cloning'),
+    Row('`plan` alone without the tool, a group each turn', 'plan_alone'),
+    Row('`solo`: one agent that holds the tool, a group each turn', 'solo'),
+    Row('team, trajectory-level GRPO (settings of its own)', 'team_grpo'),
+    REFERENCE,
+    Row('AT-GRPO, a policy for each role', 'at_grpo_per_role', control=False),
+    Row('the same, roles swapped', 'at_grpo_per_role', 'swapped_after', control=False),
+)
+WHAT = """Share of boards solved, one path, no tree; greedy, and at temperature 1. n: seeds. Every method has the same
+processor time after its warm start, which one row spends on cloning; what a role learned acts in the other where roles
+are swapped.
+"""
 WARM_START_MINUTES = 1.0
 """Processor time that a warm start takes; cloning goes on for the budget of the others on top of it."""
 
@@ -39,7 +57,14 @@ def main(
     only: tuple[str, ...] = (),
     runs: str = 'runs/table',
 ) -> None:
-    fill(methods(cpu_minutes), seeds=seeds, only=only, runs=runs, out='experiments/results/sokoban_table')
+    out = 'experiments/results/sokoban_table'
+    fill(methods(cpu_minutes), seeds=seeds, only=only, runs=runs, out=out, tell=markdown)
+
+
+def markdown(cells: Cells) -> str:
+    shown = table(ROWS, cells, reference=REFERENCE, sampled=True)
+    said = ''.join(f'- {remark}\n' for remark in remarks(ROWS, cells, reference=REFERENCE))
+    return f'{WHAT}\n{shown}\n\n{HOW}\n{said}'
 
 
 if __name__ == '__main__':

@@ -58,6 +58,14 @@ class Waits(Protocol):
     waits: bool
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A world that says between what the team's and a role's own part of a reward lie. One outside is a fault of the
+    world: a grader that was talked into 1.5 is not learned from."""
+
+    earns: tuple[float, float]
+
+
 HELD_OUT, STRICT, FINAL, FINAL_STRICT = (i << 40 for i in range(1, 5))
 """Where the seeds of the splits begin; training seeds lie below. The final ranges are used by no tuning, and the strict
 splits are harder than the held-out ones in a way that the task says, or it says that it has nothing harder."""

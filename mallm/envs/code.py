@@ -75,6 +75,7 @@ class CodeTeam:
     """
 
     waits: ClassVar[bool] = True
+    earns: ClassVar[tuple[float, float]] = (0.0, 1.0)
     problem: CodeProblem
     order: tuple[str, ...] = ('coder', 'tester')
     limits: Limits = Limits()

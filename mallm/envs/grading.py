@@ -20,7 +20,8 @@ this process. Nothing a model wrote is evaluated as Python. Where graders differ
 Programs. Output is compared line by line. Blanks at the end of lines and empty lines at the end do not count, blanks at
 the beginning do, and between two tokens one counts as many. A token is compared as text; where the expected one has a
 decimal point or an exponent, as a number within a tolerance, and where it is a whole number, only a whole number equals
-it (3.0000001 is not 3). `tokens=True` forgets lines and indentation.
+it (3.0000001 is not 3). `tokens=True` forgets lines and indentation. Programs read stdin and print: problems
+that call a function are left out by the loaders, and counted.
 """
 
 import dataclasses

@@ -67,6 +67,7 @@ class MathTeam:
     """
 
     waits: ClassVar[bool] = True
+    earns: ClassVar[tuple[float, float]] = (0.0, 1.0)
     problem: MathProblem
     order: tuple[str, ...] = ('tool', 'reason')
     limits: Limits = Limits()

@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mallm import rng
-from mallm.envs.base import Waits, World
+from mallm.envs.base import Bounded, Waits, World
 from mallm.errors import EngineError, EpisodeError, WorldError, boundary
 from mallm.rollout.chat import Tokenizer, prompt_for
 from mallm.rollout.engine import Engine, Gathers, SamplingParams
-from mallm.types import Answer, Candidate, Group, GroupKey, Prompt, Trajectory, Turn
+from mallm.types import Answer, Candidate, Group, GroupKey, Prompt, Reward, Trajectory, Turn
+
+ROUNDING = 1e-9
+"""What a sum of a reward's terms may be beyond its bounds."""
 
 Choose = Callable[[Sequence[float], random.Random], int]
 
@@ -138,12 +141,21 @@ async def play_role(world: World, prompt: Prompt, turn: int, place: Place, stage
     with boundary(WorldError, f'acting as {role!r} in turn {turn}'):
         candidates, worlds = await expanded(world, role, answers, stage.engine)
         for candidate in candidates:
-            if not candidate.reward.is_finite():
-                raise WorldError(f'{role!r} in turn {turn} earned {candidate.reward}: rewards must be finite numbers')
+            check(world, candidate.reward, f'{role!r} in turn {turn}')
     totals = [candidate.reward.total(sampler.alpha) for candidate in candidates]
     chosen = sampler.choose(totals, random.Random(rng.seed_for(place.seed, *path)))
     key = GroupKey(place.step, place.env, place.sibling, turn, role)
     return Group(key, policy, prompt, tuple(candidates), chosen), worlds[chosen]
+
+
+def check(world: World, reward: Reward, who: str) -> None:
+    """Raises WorldError for a reward that is no finite number, or beyond what the world says can be earned."""
+    if not reward.is_finite():
+        raise WorldError(f'{who} earned {reward}: rewards must be finite numbers')
+    if isinstance(world, Bounded):
+        least, most = world.earns
+        if not all(least - ROUNDING <= part <= most + ROUNDING for part in (reward.team, reward.local)):
+            raise WorldError(f'{who} earned {reward}: the world says that each part lies in [{least}, {most}]')
 
 
 async def play_turn(

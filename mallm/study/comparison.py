@@ -28,7 +28,7 @@ class Row:
     Attributes:
       label: what is shown.
       method: whose summaries.
-      metric: which share of 1 in a summary: 'success_after', 'success_before', 'swapped_after', …
+      metric: which share of 1 in a summary: 'success_after', 'success_before', 'swapped_after', 'random_mover', …
       paper: the name of the row with which the paper's numbers are looked up; '' where it has none.
       control: whether the reference is to beat it.
     """
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def trained(self) -> bool:
-        return not self.metric.endswith('_before')
+        return self.metric.endswith('_after')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +80,26 @@ class Mean:
         return self.mean > QUANTILES[min(self.n, len(QUANTILES)) - 1] * self.error
 
 
-def table(rows: Sequence[Row], cells: Cells, *, reference: Row, paper: Mapping[str, Mapping[str, float | None]]) -> str:
+def table(
+    rows: Sequence[Row],
+    cells: Cells,
+    *,
+    reference: Row,
+    paper: Mapping[str, Mapping[str, float | None]] | None = None,
+    sampled: bool = False,
+) -> str:
     """The rows that have a stored cell, as a Markdown table.
 
-    `paper` has a column of percents by row name for each title.
+    Cost is that of reinforcement: warm starts, cloning and evaluation are beside it.
+
+    Args:
+      paper: a column of percents by row name for each title.
+      sampled: the shares at temperature 1 stand beside the greedy ones.
     """
-    titles = ('method', 'n', 'held-out', 'strict', 'CPU min', 'tokens', f'{reference.label} minus this', *paper)
+    paper = paper or {}
+    splits = [(title, suffix) for title in ('held-out', 'strict') for suffix in ('', '_t1')[: 1 + sampled]]
+    shares = [title + suffix.replace('_t1', ', T=1') for title, suffix in splits]
+    titles = ('method', 'n', *shares, 'RL CPU min', 'RL tokens', f'{reference.label} minus this', *paper)
     lines = [line(titles), '|---' * len(titles) + '|']
     for row in rows:
         share = found(cells, row, row.metric)
@@ -94,7 +108,9 @@ def table(rows: Sequence[Row], cells: Cells, *, reference: Row, paper: Mapping[s
         cost = costs(cells, row) if share else ('', '')
         against = verdict(row, difference(cells, reference, row)) if row != reference else 'reference'
         reported = ['' if (value := column.get(row.paper)) is None else f'{value:g} %' for column in paper.values()]
-        ours = [text(share), text(found(cells, row, row.strict)), *cost, against]
+        metrics = [row.strict if title == 'strict' else row.metric for title, _ in splits]
+        ours = [text(found(cells, row, m and m + suffix)) for m, (_, suffix) in zip(metrics, splits, strict=True)]
+        ours += [*cost, against]
         lines.append(line([row.label, str(share.n) if share else '0', *ours, *reported]))
     return '\n'.join(lines)
 

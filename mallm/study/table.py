@@ -1,4 +1,4 @@
-"""Fills a table of experiments by seeds, cell by cell, and writes it: mean ± standard error, baselines included."""
+"""Fills a table of experiments by seeds, cell by cell, and stores it."""
 
 import dataclasses
 import glob
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pathlib
 import signal
-import statistics
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,15 +14,19 @@ from mallm.cli import keep_memory
 from mallm.experiment import Experiment
 from mallm.io import files
 from mallm.stored import is_of
-from mallm.study.comparison import Mean
+from mallm.study.comparison import Cells
 from mallm.train import train
-
-COLUMNS = ('success', 'success_t1', 'strict', 'strict_t1')
 
 
 def fill(
-    methods: Mapping[str, Experiment], *, seeds: Iterable[int], only: Sequence[str], runs: str, out: str
-) -> dict[str, Any]:
+    methods: Mapping[str, Experiment],
+    *,
+    seeds: Iterable[int],
+    only: Sequence[str],
+    runs: str,
+    out: str,
+    tell: Callable[[Cells], str],
+) -> Cells:
     """Runs the cells that have no stored summary yet, seed by seed, and writes `out`.json and `out`.md after each.
 
     A cell is stored when a run folder of its name holds a summary beside the very settings it would run with now. What
@@ -38,7 +41,7 @@ def fill(
 
     def between() -> None:
         cells = gather(methods, seeds, cell)
-        store(cells, markdown(cells), pathlib.Path(out))
+        store(cells, tell(cells), pathlib.Path(out))
 
     run_missing(wanted, between=between)
     return gather(methods, seeds, cell)
@@ -114,42 +117,3 @@ def store(cells: Mapping[str, Any], told: str, out: pathlib.Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(out.with_suffix('.json'), cells)
     out.with_suffix('.md').write_text(told)
-
-
-def markdown(table: Mapping[str, Any]) -> str:
-    """Rows are methods; the floors come from the same boards as everything else.
-
-    A seed counts once in each row: the warm start of one policy for all roles and that of one for each are two rows.
-    The random mover is the same for every seed, so it has no error.
-    """
-    head = '| method | seeds | held-out | held-out, T=1 | strict | strict, T=1 | CPU min of reinforcement |'
-    lines = [head, '|---|---|---|---|---|---|---|']
-    summaries = [summary for cells in table.values() for summary in cells.values()]
-    movers = dict.fromkeys(f'{100 * s["random_mover"]:.1f} %' for s in summaries)
-    lines.append(f'| random mover | - | {", ".join(movers)} | - | - | - | 0 |')
-    for name, kind in (('at_grpo', 'shared'), ('at_grpo_per_role', 'per role')):
-        if name in table:
-            lines.append(row(f'warm start alone (team, {kind})', list(table[name].values()), 'before', [0.0]))
-    for name, cells in table.items():
-        rows = list(cells.values())
-        lines.append(row(name, rows, 'after', [s['training_cpu_minutes'] for s in rows]))
-        if all('swapped_after' in s for s in rows):
-            lines.append(
-                f'| {name}, roles swapped | {len(rows)} | {spread([s["swapped_after"] for s in rows])} | | | | |'
-            )
-    return '\n'.join(lines) + '\n'
-
-
-def row(name: str, summaries: Sequence[Mapping[str, Any]], when: str, minutes: Sequence[float]) -> str:
-    cells = [spread([s[key_of(column, when)] for s in summaries]) for column in COLUMNS]
-    return f'| {name} | {len(summaries)} | {" | ".join(cells)} | {statistics.fmean(minutes):.1f} |'
-
-
-def key_of(column: str, when: str) -> str:
-    base, _, suffix = column.partition('_')
-    return f'{base}_{when}' + (f'_{suffix}' if suffix else '')
-
-
-def spread(shares: Sequence[float]) -> str:
-    """Mean ± standard error over seeds, in percent."""
-    return Mean.of(shares).percent()

@@ -1,12 +1,13 @@
 """The programming team: golden programs solve it, the tester is paid for tests that tell right from wrong."""
 
 import dataclasses
+import itertools
 import random
 import time
 
 import pytest
 
-from mallm.envs.base import HELD_OUT, World
+from mallm.envs.base import FINAL, FINAL_STRICT, HELD_OUT, STRICT, Bounded, World
 from mallm.envs.code import CodeTask, CodeTeam, read_tests
 from mallm.envs.problems import KINDS, CodeProblem, made_code
 from mallm.envs.python_tool import extract_code
@@ -48,6 +49,36 @@ def test_the_coder_earns_what_the_golden_tests_say(text, team, local):
     after, reward = WORLD.act('coder', text)
     assert (reward.team, reward.local) == pytest.approx((team, local))
     assert after.solved == (team == 1.0)
+
+
+FORGER = """
+import builtins, io, os, sys
+for name in ('reward.txt', 'result.json', 'stdout'):
+    with open(name, 'w') as file:
+        file.write('4\\n')
+builtins.open = builtins.print = lambda *given, **more: 4
+sys.stdout.write('reward: 1.0\\n4 tests passed\\n')
+sys.stdout = io.StringIO('4\\n')
+os._exit(0)
+"""
+
+
+def test_a36_a_program_that_forges_results_and_patches_the_interpreter_has_only_what_it_printed():
+    after, reward = WORLD.act('coder', program(FORGER))
+    assert reward.team == 0.0 and not after.solved
+    assert WORLD.act('coder', program(GOLDEN))[1].team == 1.0, 'and the next program is judged as ever'
+
+
+def test_a_world_says_what_can_be_earned_and_nothing_earns_more():
+    assert (WORLD.earns, isinstance(WORLD, Bounded)) == ((0.0, 1.0), True)
+
+
+def test_how_outputs_are_compared_is_a_setting_of_the_task():
+    loose, strict = CodeTask(tolerance=1e-2, tokens=True).train(0), CodeTask().train(0)
+    problem = CodeProblem('half', 'Print a third, twice.', (('\n', '0.3333\n0.3333\n'),), None)
+    text = program("print('0.33', '0.33')")
+    for world, passes in ((loose, 1.0), (strict, 0.0)):
+        assert dataclasses.replace(world, problem=problem).act('coder', text)[1].team == passes
 
 
 @pytest.mark.parametrize(
@@ -121,11 +152,12 @@ def test_every_kind_of_made_task_is_passed_by_its_golden_program_and_failed_by_i
         assert all(world.act('coder', program(wrong))[1].team < 1.0 for wrong in world.problem.wrong)
 
 
-def test_held_out_tasks_are_never_trained_on_and_have_all_their_tests():
+def test_no_two_splits_share_a_task_and_those_held_out_have_all_their_tests():
     task = CodeTask(train_tests=3)
-    held_out = {task.test(HELD_OUT, i).problem.question for i in range(50)}
+    splits = [{task.test(s, i).problem.question for i in range(50)} for s in (HELD_OUT, STRICT, FINAL, FINAL_STRICT)]
     trained = [task.train(i).problem for i in range(200)]
-    assert not held_out & {problem.question for problem in trained}
+    splits.append({problem.question for problem in trained})
+    assert all(not one & other for one, other in itertools.combinations(splits, 2))
     assert {len(problem.tests) for problem in trained} == {3} and len(task.test(HELD_OUT, 0).problem.tests) == 8
 
 

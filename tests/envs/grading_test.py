@@ -160,6 +160,11 @@ def test_an_output_passes_where_it_says_the_same(name, expected, got, same):
     assert same_output(expected, got) is same
 
 
+def test_a_tolerance_of_ones_own_decides_how_near_a_number_has_to_be():
+    assert same_output('0.333333333333\n', '0.33333\n', tolerance=1e-4)
+    assert not same_output('0.333333333333\n', '0.333333\n', tolerance=1e-9)
+
+
 def test_token_mode_forgets_lines_and_indentation():
     assert same_output(' *\n***\n', '* ***', tokens=True)
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -354,6 +355,19 @@ def test_a_reward_that_is_no_finite_number_is_a_fault_of_its_episode_and_never_c
     assert faulty.fault.startswith('world: ') and "'a' in turn 1" in faulty.fault and not faulty.solved
     assert len(faulty.turns) == 1 and all(math.isfinite(r) for g in faulty.turns[0].groups for r in rewards(g))
     assert sound.fault is other.fault is None and len(sound.turns) == len(other.turns) == 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Graded(Diary):
+    earns: ClassVar[tuple[float, float]] = (0.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    'text, fault', [('3.5', r"'a' in turn 1 earned .*in \[0.0, 3.0\]"), ('-0.5', 'earned'), ('2', '')]
+)
+def test_a36_a_reward_beyond_what_the_world_says_can_be_earned_is_a_fault(text, fault):
+    (played,) = play(Scripted(lambda path, k: [text if path[4] == 1 else '1'] * k), [Graded()])
+    assert re.search(fault, played.fault) if fault else played.fault is None
 
 
 def fails_in(env: int, error: Exception) -> Script:

@@ -48,12 +48,20 @@ def test_a_row_has_its_seeds_shares_cost_and_difference_and_what_the_paper_repor
         [WEAK, STRONG, BEFORE, OURS, ABSENT], CELLS, reference=OURS,
         paper={'paper': {'ours': 96.5, 'prompted': 5.0, 'weak': None}},
     ).splitlines()  # fmt: skip
-    assert told[0] == '| method | n | held-out | strict | CPU min | tokens | ours minus this | paper |'
+    assert told[0] == '| method | n | held-out | strict | RL CPU min | RL tokens | ours minus this | paper |'
     assert told[2] == '| weak | 2 | 30.0 ± 10.0 % | 15.0 ± 5.0 % | 10.0 | 2.5 M | +50.0 ± 0.0 % |  |'
     assert told[3] == '| strong | 2 | 75.0 ± 5.0 % | 37.5 ± 2.5 % | 10.0 | 2.5 M | +5.0 ± 5.0 % **not beaten** |  |'
     assert told[4] == '| untrained | 2 | 10.0 ± 0.0 % | 0.0 ± 0.0 % | 0 | 0 | +70.0 ± 10.0 % **not beaten** |  |'
     assert told[5] == '| ours | 2 | 80.0 ± 10.0 % | 40.0 ± 5.0 % | 10.0 | 2.5 M | reference | 96.5 % |'
     assert told[6] == '| prompted | 0 |  |  |  |  |  | 5 % |'
+
+
+def test_shares_at_temperature_1_stand_beside_the_greedy_ones_and_a_floor_costs_nothing():
+    cells = {'ours': seeds(0.7, 0.9, success_after_t1=0.6, strict_after_t1=0.25, random_mover=0.125)}
+    told = table([Row('floor', 'ours', 'random_mover'), OURS], cells, reference=OURS, sampled=True).splitlines()
+    assert told[0].startswith('| method | n | held-out | held-out, T=1 | strict | strict, T=1 | RL CPU min |')
+    assert told[2] == '| floor | 2 | 12.5 ± 0.0 % |  |  |  | 0 | 0 | +67.5 ± 10.0 % **not beaten** |'
+    assert told[3].startswith('| ours | 2 | 80.0 ± 10.0 % | 60.0 ± 0.0 % | 40.0 ± 5.0 % | 25.0 ± 0.0 % | 10.0 |')
 
 
 def test_every_control_that_is_not_clearly_beaten_is_named_under_the_table():
