@@ -65,5 +65,7 @@ def without_tree(base: Experiment) -> dict[str, Any]:
 
 
 def tiny(experiment: Experiment) -> Experiment:
-    """The same, to see that it works here: two steps of almost nothing."""
-    return override(smoke(experiment), {'evaluation.report_boards': 8, 'evaluation.boards': 4, 'evaluation.replays': 1})
+    """The same, to see that it works here: two steps of almost nothing, with the tree that a sweep may vary."""
+    tree = {'sampling.k': experiment.sampling.k, 'sampling.turns': experiment.sampling.turns}
+    few = {'evaluation.report_boards': 8, 'evaluation.boards': 4, 'evaluation.replays': 1}
+    return override(smoke(experiment), tree | few)

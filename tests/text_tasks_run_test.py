@@ -12,13 +12,11 @@ import transformers
 
 from mallm import run as parts
 from mallm import train
-from mallm.envs import sandbox
+from mallm.envs import code, sandbox
 from mallm.envs.base import Task
 from mallm.envs.code import CodeTask
 from mallm.envs.math import MathTask
-from mallm.envs.plan_path_task import PlanPathTask
 from mallm.envs.sokoban_task import SokobanTask
-from mallm.envs.sudoku_task import SudokuTask
 from mallm.experiment import (
     EvaluationSettings,
     Experiment,
@@ -34,10 +32,7 @@ from tests.rollout.chat_test import pretrained
 TASKS: dict[str, Task] = {
     'math': MathTask(),
     'code': CodeTask(),
-    'coder alone': CodeTask(team=('coder',)),
     'sokoban': SokobanTask(style='text'),
-    'plan_path': PlanPathTask(style='text'),
-    'sudoku': SudokuTask(style='text'),
 }
 PROGRAM = 'Look:\n```python\nprint("**Actions List**: []")\n```'
 PROGRAMMERS = ('tool', 'coder')
@@ -58,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_task_in_words_trains_every_role_without_a_fault_and_runs_what_it_writes(
     name, source, tmp_path, monkeypatch, capsys
 ):
-    """A random model writes nothing of use: programmers hand in a real program, and rewards grow with the length."""
+    """A random model writes nothing of use: programmers hand in a real program, and the longer text earns more."""
     task = TASKS[name]
     asked = Experiment(
         name='words',
@@ -66,7 +61,7 @@ def test_a_task_in_words_trains_every_role_without_a_fault_and_runs_what_it_writ
         pools={role: role for role in task.team},
         task=task,
         model=ModelSettings(source=source, remat=False, lora=LoraSettings(rank=2)),
-        sampling=SamplingSettings(envs=2, k=2, turns=2, spread=2.0, max_tokens=8),
+        sampling=SamplingSettings(envs=2, k=2, turns=1, spread=2.0, max_tokens=8),
         learning=LearningSettings(step_groups=0, micro_groups=2, rate=(1e-2, 1e-2)),
         warm_start=WarmStartSettings(steps=0),
         evaluation=EvaluationSettings(every=0, report_boards=2, replays=1),
@@ -79,22 +74,23 @@ def test_a_task_in_words_trains_every_role_without_a_fault_and_runs_what_it_writ
     def longer_is_better(world, role, text):
         acted[role] += 1
         after, reward = act(world, role, PROGRAM if role in PROGRAMMERS else text)
-        return after, dataclasses.replace(reward, local=reward.local + len(text))
+        return after, dataclasses.replace(reward, local=min(1.0, len(text) / 100))
 
-    def watched(code, *given, **more):
-        verdict = run_program(code, *given, **more)
-        ran[code, verdict.status, verdict.stdout] += 1
+    def watched(program, *given, **more):
+        verdict = run_program(program, *given, **more)
+        ran[program, verdict.status, verdict.stdout] += 1
         return verdict
 
     monkeypatch.setattr(kind, 'act', longer_is_better)
     monkeypatch.setattr(sandbox, 'run', watched)
+    code.ran.cache_clear()
     monkeypatch.setattr(train, 'write_report', lambda folder: None)
     summary = train.train(asked)
     assert summary['faults'] == 0 and summary['success_after'] == 0 and set(acted) == set(task.team)
     folder = tmp_path / asked.folder_name
     rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
     (rollout,) = [row for row in rows if row['axis'] == 'rollout']
-    assert rollout['episodes_truncated'] == 0 and rollout['groups'] >= 2 * len(task.team)
+    assert rollout['episodes_truncated'] == 0 and rollout['groups'] == 2 * len(task.team)
     run = parts.build(asked, folder, 1)
     born = {pool: jax.device_get(one.state.params) for pool, one in run.pools.items()}
     parts.restore(run, 1)
