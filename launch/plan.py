@@ -47,8 +47,8 @@ def architecture_of(model: str) -> Architecture:
         return PRESETS[model]
     path = pathlib.Path(model)
     path = path / 'config.json' if path.is_dir() else path
-    if not path.is_file():
-        raise ValueError(f'{model!r}: neither a known model nor a folder with a config.json; known: {sorted(PRESETS)}')
+    if path.suffix != '.json' or not path.is_file():
+        raise ValueError(f'{model!r}: neither a known model nor a config.json or its folder; known: {sorted(PRESETS)}')
     return hf_map.from_json(json.loads(path.read_text()))
 
 

@@ -26,6 +26,7 @@ from mallm.io import hf
 from mallm.io.checkpoint import CheckpointError
 from mallm.models.config import Architecture
 from mallm.policies import make_policies, within_context
+from mallm.stored import read_learned
 from mallm.study.table import stored_folder
 from tests.rollout.chat_test import pretrained
 
@@ -114,6 +115,25 @@ def test_adapters_were_trained_over_the_very_weights_of_the_checkpoint(ran, sour
     ]
     assert moved == ['left', 'right']
     assert sum(leaf.size for leaf in jax.tree.leaves(born)) < sum(leaf.size for leaf in jax.tree.leaves(weights))
+
+
+def test_over_a_base_in_bfloat16_adapters_and_their_moments_stay_in_float32(source, tmp_path, monkeypatch):
+    """The base, and a policy merged of the two, are in bfloat16; what learns is not."""
+    model = ModelSettings(source=source, remat=False, lora=LoraSettings(rank=2), dtype='bfloat16')
+    evaluation = EvaluationSettings(every=0, report_boards=2, replays=1)
+    asked = experiment(source, tmp_path, model=model, evaluation=evaluation, steps=1)
+    monkeypatch.setattr(train, 'write_report', lambda folder: None)
+    monkeypatch.setattr(ArithmeticTeam, 'act', longer_is_better)
+    assert train.train(asked)['faults'] == 0
+    folder = tmp_path / asked.folder_name
+    run = parts.build(asked, folder, 1)
+    parts.restore(run, 1)
+    assert {leaf.dtype for leaf in jax.tree.leaves(run.frozen)} == {np.dtype('bfloat16')}
+    for pool in run.pools.values():
+        held = jax.tree.leaves((pool.state.params, pool.state.moments))
+        assert {leaf.dtype for leaf in held if leaf.ndim} == {np.dtype('float32')}
+    merged = read_learned(folder).merged('left')
+    assert {leaf.dtype for leaf in jax.tree.leaves(merged)} == {np.dtype('bfloat16')}
 
 
 def test_a_run_does_not_go_on_over_a_base_that_has_changed(ran):

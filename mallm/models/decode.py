@@ -26,7 +26,10 @@ class Unrolled(NamedTuple):
 
 
 def unroll(module: Transformer, variables: Any, prefix: kv.Prefix) -> Unrolled:
-    """Each layer in arrays of its own, adapters merged into them unless several are stacked."""
+    """Each layer in arrays of its own, with its adapter merged into them, or beside them where several are stacked.
+
+    It stays beside them in bfloat16 too: what an adapter has learned so far can be less than a weight's last bit.
+    """
     adapters = variables.get('lora')
 
     def block(i: int) -> Any:
@@ -34,7 +37,7 @@ def unroll(module: Transformer, variables: Any, prefix: kv.Prefix) -> Unrolled:
         if adapters is None or module.lora is None:
             return {'params': side_by_side(weights, module.dtype)}
         pairs = {name: {part: of[i] for part, of in pair.items()} for name, pair in adapters['blocks'].items()}
-        if prefix.picked_GR is None:
+        if prefix.picked_GR is None and module.dtype == jnp.float32:
             return {'params': side_by_side(merged(weights, pairs, module.lora), module.dtype)}
         return {'params': side_by_side(weights, module.dtype), 'lora': pairs}
 
@@ -42,12 +45,8 @@ def unroll(module: Transformer, variables: Any, prefix: kv.Prefix) -> Unrolled:
 
 
 def merged(weights: dict[str, jax.Array], pairs: Any, lora: Lora) -> dict[str, jax.Array]:
-    """One layer's weights with its adapter added in float32, in the type they came in."""
-    added = {
-        name: (weights[name] + lora.scale * (pair['a'] @ pair['b'])).astype(weights[name].dtype)
-        for name, pair in pairs.items()
-    }
-    return weights | added
+    """One layer's weights with its adapter added, all in float32."""
+    return weights | {name: weights[name] + lora.scale * (pair['a'] @ pair['b']) for name, pair in pairs.items()}
 
 
 def side_by_side(weights: dict[str, jax.Array], dtype: jnp.dtype) -> dict[str, jax.Array]:
@@ -77,7 +76,7 @@ def extend(
     module.arch.refuse_beyond_context(P + past[0].keys.shape[3])
     positions = jnp.broadcast_to(prefix.lengths_G[:, None, None] + at, (G, K, 1))
     where = Where(positions, jnp.arange(P)[None] < prefix.lengths_G[:, None], at, prefix.picked_GR)
-    block = Block(module.arch, module.dtype, module.lora if prefix.picked_GR is not None else None, joined=True)
+    block = Block(module.arch, module.dtype, module.lora if 'lora' in unrolled.blocks[0] else None, joined=True)
     x, grown = variables['params']['embedding'][tokens_GK][:, :, None].astype(module.dtype), []
     for weights, prompts, answers in zip(unrolled.blocks, unrolled.prefix, past, strict=True):
         x, own = block.apply(weights, x, Attended(prompts, answers), where)

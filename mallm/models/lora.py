@@ -60,12 +60,16 @@ def variables(params: Any, base: Any) -> dict[str, Any]:
 def merge(base: Any, adapter: Any, lora: Lora) -> Any:
     """Plain parameters that compute what the base and its adapter compute together. The base is left as it is.
 
+    They have the base's type: in bfloat16 what is less than a weight's last bit is lost.
+
     Raises:
       ValueError: the adapter was made for another base or with other settings.
     """
     refuse_misfit(adapter, base, lora)
     merged = {
-        name: (base['blocks'][name] + lora.scale * (pair['a'] @ pair['b'])).astype(base['blocks'][name].dtype)
+        name: (base['blocks'][name].astype(jnp.float32) + lora.scale * (pair['a'] @ pair['b'])).astype(
+            base['blocks'][name].dtype
+        )
         for name, pair in adapter['blocks'].items()
     }
     return base | {'blocks': base['blocks'] | merged}

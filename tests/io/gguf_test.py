@@ -35,7 +35,7 @@ def write(path: pathlib.Path, made: Any, kind: str = 'llama', quantised: bool = 
     file.add_feed_forward_length(said.intermediate_size)
     file.add_head_count(said.num_attention_heads)
     file.add_head_count_kv(said.num_key_value_heads)
-    file.add_key_length(said.head_dim)
+    file.add_key_length(getattr(said, 'head_dim', None) or said.hidden_size // said.num_attention_heads)
     file.add_layer_norm_rms_eps(said.rms_norm_eps)
     file.add_rope_freq_base(said.rope_parameters['rope_theta'])
     file.add_tokenizer_model('gpt2')
@@ -71,10 +71,16 @@ def divisors(made: Any) -> np.ndarray:
     return (10_000.0 ** (-np.arange(len(scaled)) / len(scaled)) / scaled).astype(np.float32)
 
 
-def test_rows_of_rotated_projections_are_put_back_where_transformers_has_them(tmp_path):
-    made = checkpoints.model(PLAIN)
+@pytest.mark.parametrize(
+    'family, kind', [(PLAIN, 'llama'), ('qwen2: biases, untied', 'qwen2'), ('qwen3: wide heads, tied', 'qwen3')]
+)
+def test_a_file_has_the_parameters_of_the_checkpoint_whatever_order_its_kind_keeps_rotated_rows_in(
+    family, kind, tmp_path
+):
+    """Of a llama the rows of q and k are put back where transformers has them; of others they were never moved."""
+    made = checkpoints.model(family)
     arch, params = hf.load(checkpoints.save(made, tmp_path / 'm'))
-    same, back = hf.load(write(tmp_path / 'm.gguf', made))
+    same, back = hf.load(write(tmp_path / 'm.gguf', made, kind))
     assert same == arch
     for (path, leaf), other in zip(jax.tree.leaves_with_path(back), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(leaf, other, err_msg=jax.tree_util.keystr(path))

@@ -260,6 +260,10 @@ def cut(folder: pathlib.Path, to: int = -1000) -> None:
 
 FAULTS = {
     'no settings': (lambda f: (f / 'config.json').unlink(), r'has no config.json: give the folder'),
+    'an adapter': (
+        lambda f: (f / 'config.json').rename(f / 'adapter_config.json'),
+        r'm is an adapter: give the folder of its base',
+    ),
     'torn settings': (lambda f: (f / 'config.json').write_text('{"model_'), r'config.json is absent or no JSON'),
     'no weights': (lambda f: (f / 'model.safetensors').unlink(), r'neither model.safetensors nor .*index'),
     'half-downloaded': (cut, r'model.safetensors has \d+ bytes, its header says \d+: a half-downloaded file'),
@@ -339,6 +343,30 @@ def test_a_source_that_is_nowhere_is_refused(source, message, monkeypatch):
     monkeypatch.setattr(hf, 'PACKAGED', {'smollm2': 'no_such_package'})
     with pytest.raises(WeightsError, match=message):
         hf.find(source)
+
+
+def test_a_hub_id_is_downloaded_once_in_one_form_and_loaded(folder_of, monkeypatch):
+    """Of what a repository can hold: settings, tokenizer and safetensors, and not the same weights in another form."""
+    held = ('config.json', 'tokenizer.json', 'model.safetensors.index.json', 'model-00001-of-00002.safetensors')
+    twice = ('consolidated.safetensors', 'original/consolidated.00.pth', 'pytorch_model.bin')
+
+    def download(repo: str, *, revision: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        got = huggingface_hub.utils.filter_repo_objects(
+            [*held, *twice], allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        assert (repo, revision, tuple(got)) == ('owner/model', 'v2', held)
+        return str(folder_of(BASE))
+
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+    (arch, params), (same_arch, wanted) = hf.load('owner/model@v2'), hf.load(folder_of(BASE))
+    assert arch == same_arch
+    same(params, wanted)
+
+
+def test_a_mesh_that_cuts_heads_is_refused_before_any_tensor_is_read(folder_of, monkeypatch):
+    monkeypatch.setattr(hf, '_on_devices', lambda *given: pytest.fail('a tensor was read'))
+    with pytest.raises(ValueError, match='4 query heads and 2 key heads are to be split over it'):
+        hf.load(folder_of(BASE), sharding.make_mesh(1, 1, 4))
 
 
 @pytest.mark.parametrize(

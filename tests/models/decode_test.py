@@ -68,6 +68,23 @@ def test_unrolled_blocks_give_the_same_states_without_with_and_with_several_adap
     np.testing.assert_allclose(quick, plain, atol=2e-5)
 
 
+def test_in_bfloat16_an_adapter_that_is_less_than_a_weights_last_bit_still_counts():
+    """Weights are 256, of which bfloat16 has no fraction; the product of the adapter is 0.5 everywhere."""
+    module = Transformer(QWEN3, jnp.bfloat16, lora=KIND)
+    born = nn.unbox(module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))
+    blocks = born['params']['blocks']
+    flat = {name: jnp.full_like(blocks[name], 256) for name in KIND.targets}
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), born['params'] | {'blocks': blocks | flat})
+    pair = jax.tree.map(lambda leaf: jnp.full_like(leaf, (0.5 / (KIND.scale * KIND.rank)) ** 0.5), born['lora'])
+    prefix = cache.Prefix(cache.KeyValues(*(jnp.zeros((2, G, 2, P, 4)),) * 2), jnp.ones(G, jnp.int32))
+    for block in decode.unroll(module, {'params': params, 'lora': pair}, prefix).blocks:
+        assert {float(weight) for weight in block['params']['o'].ravel()} == {256.0}
+        added = KIND.scale * block['lora']['o']['a'] @ block['lora']['o']['b']
+        np.testing.assert_allclose(added, 0.5, rtol=1e-2)
+    plain, quick = both_ways(module, noisy({'params': params, 'lora': pair}, 0), None)
+    np.testing.assert_allclose(quick, plain, atol=0.1)
+
+
 def test_in_bfloat16_unrolled_blocks_stay_within_its_rounding_and_hold_weights_in_it():
     module = Transformer(QWEN3, jnp.bfloat16)
     variables = noisy(nn.unbox(module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))), 0)
