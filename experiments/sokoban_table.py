@@ -8,7 +8,7 @@ Writes experiments/results/sokoban_table.json and .md, the table that README sho
 import tyro
 
 from experiments.sokoban_at_grpo import CONFIG
-from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, TRAJECTORY_LEVEL
+from experiments.suite import ENDLESS, PER_ROLE, PLAN_ALONE, SOLO, TRAJECTORY_LEVEL
 from mallm.config import override
 from mallm.experiment import Experiment
 from mallm.study.comparison import HOW, Cells, Row, remarks, table
@@ -39,7 +39,13 @@ def methods(cpu_minutes: float) -> dict[str, Experiment]:
     """One experiment a row, each with the same processor time for what it does after the warm start."""
     base = override(
         CONFIG,
-        {'cpu_minutes': cpu_minutes, 'evaluation.every': 0, 'evaluation.report_boards': 256, 'wandb': 'disabled'},
+        {
+            'cpu_minutes': cpu_minutes,
+            'steps': ENDLESS,
+            'evaluation.every': 0,
+            'evaluation.report_boards': 256,
+            'wandb': 'disabled',
+        },
     )
     return {
         'keep_cloning': override(base, {'steps': 0, 'warm_start.cpu_minutes': WARM_START_MINUTES + cpu_minutes}),

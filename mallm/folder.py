@@ -9,6 +9,7 @@ import jax
 
 from mallm import hosts
 from mallm.experiment import Experiment
+from mallm.io import files
 from mallm.io.checkpoint import Checkpoints
 
 
@@ -17,10 +18,16 @@ def folder_and_step(experiment: Experiment, resume: str | None) -> Iterator[tupl
     """Where a run writes and, if it goes on from a checkpoint, from which; the same on every process.
 
     A new folder in which nothing was written is removed at the end.
+
+    Raises:
+      FileNotFoundError: there is nothing to resume.
+      ValueError: the run was begun with another seed.
     """
     if resume:
         folder = pathlib.Path(experiment.runs) / resume
-        yield folder, newest(folder)
+        at = newest(folder)
+        refuse_other_seed(folder, experiment)
+        yield folder, at
         return
     writes = jax.process_index() == 0
     folder = hosts.agreed(new_folder(experiment) if writes else pathlib.Path())
@@ -41,6 +48,15 @@ def new_folder(experiment: Experiment) -> pathlib.Path:
             path.mkdir()
             return path
     raise FileExistsError(f'{base} and 9998 numbered ones are there: choose another name, or remove some')
+
+
+def refuse_other_seed(folder: pathlib.Path, experiment: Experiment) -> None:
+    """Boards and draws of all steps come from the seed: with another one a run would be neither of the two."""
+    begun = (files.read_json(folder / files.CONFIG) or {}).get('seed', experiment.seed)
+    if begun != experiment.seed:
+        raise ValueError(
+            f'seed={experiment.seed}: {folder.name} was begun with seed {begun}; resume it with --seed {begun}'
+        )
 
 
 def newest(folder: pathlib.Path) -> int:

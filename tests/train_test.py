@@ -72,7 +72,7 @@ def test_the_last_line_on_stdout_is_the_summary_that_is_also_stored(straight):
     assert summary == json.loads((folder / 'summary.json').read_text())
     wanted = {'run', 'seed', 'commit', 'minutes', 'cpu_minutes', 'success_before', 'success_after', 'strict_before',
               'strict_after', 'random_mover', 'success_before_t1', 'strict_after_t1', 'words'}  # fmt: skip
-    assert wanted <= summary.keys()
+    assert wanted | {'strict_before_t1', 'success_after_t1'} <= summary.keys() and summary['reward'] == 'oracle'
     rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
     steps = [row['step_tokens'] for row in rows if row['axis'] == 'rollout']
     assert summary['training_tokens'] == sum(steps) > 0, 'and evaluation is not counted'
@@ -150,6 +150,17 @@ def test_resuming_what_is_not_there_says_what_is(tmp_path):
     )
     assert done.returncode != 0
     assert 'no-such-run' in done.stderr and 'another-seed1' in done.stderr
+
+
+def test_a_run_is_not_resumed_with_another_seed_and_keeps_its_files(straight):
+    folder, _ = straight
+    before = {name: (folder / name).read_bytes() for name in ('config.json', 'summary.json')}
+    told = subprocess.run(
+        command(folder.parent, '--resume', folder.name, '--seed', '1'), cwd=ROOT, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert told.returncode != 0 and 'was begun with seed 0; resume it with --seed 0' in told.stderr
+    assert before == {name: (folder / name).read_bytes() for name in before}
 
 
 def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_one(tmp_path):

@@ -26,22 +26,26 @@ class Unrolled(NamedTuple):
 
 
 def unroll(module: Transformer, variables: Any, prefix: kv.Prefix) -> Unrolled:
-    """Each layer in arrays of its own, with its adapter merged into them, or beside them where several are stacked.
-
-    It stays beside them in bfloat16 too: what an adapter has learned so far can be less than a weight's last bit.
-    """
-    adapters = variables.get('lora')
+    """Each layer in arrays of its own, with its adapter merged into them or, see `beside`, beside them."""
+    adapters, kept = variables.get('lora'), beside(module, variables, prefix)
 
     def block(i: int) -> Any:
         weights = {name: stacked[i] for name, stacked in variables['params']['blocks'].items()}
         if adapters is None or module.lora is None:
             return {'params': side_by_side(weights, module.dtype)}
         pairs = {name: {part: of[i] for part, of in pair.items()} for name, pair in adapters['blocks'].items()}
-        if prefix.picked_GR is None and module.dtype == jnp.float32:
+        if kept is None:
             return {'params': side_by_side(merged(weights, pairs, module.lora), module.dtype)}
         return {'params': side_by_side(weights, module.dtype), 'lora': pairs}
 
     return Unrolled(tuple(map(block, range(module.arch.layers))), apart(module, prefix.layers))
+
+
+def beside(module: Transformer, variables: Any, prefix: kv.Prefix) -> Lora | None:
+    """The adapters that blocks keep apart from their weights, if any: several that are stacked, and all in bfloat16,
+    where what one has learned so far can be less than a weight's last bit."""
+    merges = prefix.picked_GR is None and module.dtype == jnp.float32
+    return None if merges or variables.get('lora') is None else module.lora
 
 
 def merged(weights: dict[str, jax.Array], pairs: Any, lora: Lora) -> dict[str, jax.Array]:
@@ -76,7 +80,7 @@ def extend(
     module.arch.refuse_beyond_context(P + past[0].keys.shape[3])
     positions = jnp.broadcast_to(prefix.lengths_G[:, None, None] + at, (G, K, 1))
     where = Where(positions, jnp.arange(P)[None] < prefix.lengths_G[:, None], at, prefix.picked_GR)
-    block = Block(module.arch, module.dtype, module.lora if 'lora' in unrolled.blocks[0] else None, joined=True)
+    block = Block(module.arch, module.dtype, beside(module, variables, prefix), joined=True)
     x, grown = variables['params']['embedding'][tokens_GK][:, :, None].astype(module.dtype), []
     for weights, prompts, answers in zip(unrolled.blocks, unrolled.prefix, past, strict=True):
         x, own = block.apply(weights, x, Attended(prompts, answers), where)

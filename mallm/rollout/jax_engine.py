@@ -39,6 +39,9 @@ WIDE = 256
 """Models of this width or more are sampled in WIDE_ROWS: there arithmetic and memory traffic decide, in narrower ones
 the number of operations."""
 
+HOLD_S = 0.25
+"""For so long after the last request worlds that act elsewhere are waited for; a slow one then holds up only itself."""
+
 
 def bucket_tokens(length: int) -> int:
     """Padded prompt length: a multiple of 16, so that a few shapes serve every prompt."""
@@ -306,7 +309,7 @@ class JaxEngine:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Answers nothing meanwhile: worlds act elsewhere, and their next prompts belong into the same batches."""
+        """Gathers meanwhile: worlds act elsewhere, and their next prompts belong into the same batches. See HOLD_S."""
         self._holds += 1
         try:
             yield
@@ -315,9 +318,10 @@ class JaxEngine:
 
     async def _run_when_quiet(self) -> None:
         """Waits until a turn of the event loop adds no request, then answers all that wait."""
-        seen = -1
-        while seen != len(self._waiting) or self._holds:
-            seen = len(self._waiting)
+        seen, since = -1, time.monotonic()
+        while seen != len(self._waiting) or (self._holds and time.monotonic() - since < HOLD_S):
+            if seen != len(self._waiting):
+                seen, since = len(self._waiting), time.monotonic()
             await asyncio.sleep(0.001 if self._holds else 0)
         waiting, self._waiting = self._waiting, []
         by_shape: dict[tuple, list[Request]] = {}

@@ -499,6 +499,16 @@ def test_while_it_is_held_an_engine_gathers_and_then_answers_all_in_one_batch(pa
     assert engine.metrics()['batches'] == 1
 
 
+def test_a_hold_that_goes_on_does_not_keep_others_from_their_answers(params):
+    """A world that waits long holds up only itself."""
+
+    async def ask(engine: JaxEngine) -> None:
+        with engine.held():
+            await asyncio.wait_for(engine.sample('a', prompt(), (0,), K, PLAIN), timeout=120)
+
+    asyncio.run(ask(fresh(params)))
+
+
 # --- wide models
 
 

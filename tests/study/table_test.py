@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import time
 import pytest
 
 from experiments.sokoban_table import WARM_START_MINUTES, markdown, methods
+from experiments.suite import ENDLESS
 from mallm.io import files
+from mallm.study.comparison import Mean
 from mallm.study.table import fill
 from tests.run_folders import TINY
 
@@ -25,9 +28,25 @@ def test_the_stored_table_is_what_its_cells_tell_and_names_every_control_that_is
     assert 'AT-GRPO, shared policy does not clearly beat `solo`' in told
 
 
+@pytest.mark.parametrize('stored, heading', [('sokoban_table', '| 6 CPU minutes'), ('paper_table', '| | held-out')])
+def test_readme_shows_the_numbers_of_the_stored_tables(stored, heading):
+    told = (ROOT / f'experiments/results/{stored}.md').read_text()
+    (table,) = [part for part in (ROOT / 'README.md').read_text().split('\n\n') if part.startswith(heading)]
+    shown = re.findall(r'\d+\.\d ± \d+\.\d %|\d+ k', table)
+    assert len(shown) > 15 and [number for number in shown if number not in told] == []
+
+
+def test_readme_shows_the_numbers_of_the_main_job():
+    ran = [files.read_json(ROOT / f'experiments/results/sokoban_at_grpo-seed{seed}/summary.json') for seed in range(3)]
+    (table,) = [part for part in (ROOT / 'README.md').read_text().split('\n\n') if part.startswith('| what (mean')]
+    for metric in ('success_before', 'strict_before', 'success_after', 'strict_after'):
+        assert f'| {Mean.of([summary[metric] for summary in ran]).percent()} |' in table, metric
+
+
 def test_every_control_has_the_same_budget_and_only_team_grpo_plays_without_a_tree():
     rows = methods(4.0)
     assert {e.cpu_minutes for e in rows.values()} == {4.0}
+    assert {e.steps for name, e in rows.items() if name != 'keep_cloning'} == {ENDLESS}, 'time ends them, not steps'
     assert rows['keep_cloning'].warm_start.cpu_minutes == 4.0 + WARM_START_MINUTES and rows['keep_cloning'].steps == 0
     assert [name for name, e in rows.items() if e.sampling.mode == 'parallel'] == ['team_grpo']
     assert rows['solo'].task.team == ('solo',) and rows['plan_alone'].task.team == ('plan',)
@@ -40,7 +59,7 @@ def test_an_unknown_method_is_refused_before_anything_runs(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-ENDLESS = """
+PARENT = """
 from mallm.study.table import run_apart
 from tests.study.table_test import endless
 import sys
@@ -56,7 +75,7 @@ def endless(runs: str):
 
 
 def test_a_cell_that_trains_ends_with_the_process_that_asked_for_it_even_if_that_is_killed(tmp_path):
-    (tmp_path / 'parent.py').write_text(ENDLESS)
+    (tmp_path / 'parent.py').write_text(PARENT)
     command = [sys.executable, str(tmp_path / 'parent.py'), str(tmp_path / 'runs')]
     with subprocess.Popen(command, env=os.environ | {'PYTHONPATH': str(ROOT)}, stdout=subprocess.DEVNULL) as parent:
         metrics = tmp_path / 'runs' / endless('').folder_name / files.METRICS
