@@ -201,6 +201,7 @@ def sync(bench: Bench, count: int, repeats: int) -> dict[str, Any]:
 def main() -> None:
     settings = tyro.cli(Settings, description=__doc__)
     use_cores(settings.cores)
+    said = facts(settings.seed, ['jax', 'aiohttp']) | {'sglang': f'{servers.VERSION}, CPU test bench (launch/cpu)'}
     rates, syncs = [], []
     for width in settings.widths:
         with serving(width, max(settings.servers), settings.seed) as bench:
@@ -222,7 +223,6 @@ def main() -> None:
         'Sync', ['width, servers', 'bytes', 'seconds'],
         [[f'{s["width"]}, {s["servers"]}', f'{s["bytes"]:,.0f}', s['seconds'].show(3)] for s in syncs],
     )  # fmt: skip
-    said = facts(settings.seed, ['jax', 'aiohttp']) | {'sglang': f'{servers.VERSION}, CPU test bench (launch/cpu)'}
     write(pathlib.Path(__file__).stem, said | {'settings': settings, 'rates': rates, 'sync': syncs})
 
 

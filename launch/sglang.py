@@ -50,7 +50,10 @@ def install(device: str) -> pathlib.Path:
     done = subprocess.run([*pip, *(wanted if device == 'cpu' else [f'sglang=={servers.VERSION}'])], check=False)
     if done.returncode:
         shutil.rmtree(home)
-        raise ServerError(f'pip could not install SGLang {servers.VERSION} for {device}; what it said stands above')
+        raise ServerError(
+            f'pip could not install SGLang {servers.VERSION} for {device}; what it said stands above; mend that, and '
+            f'run python -m launch.sglang install --device {device}'
+        )
     if device == 'cpu':
         complete_torch(home, pip)
         [packages] = home.glob('lib/python*/site-packages')

@@ -182,7 +182,7 @@ class SGLangEngine:
         wrong = [fault for fault in lost if not isinstance(fault, replies.PASSING)]
         if first and lost and (wrong or not any(server.up for server in servers)):
             raise (wrong or lost)[0]
-        self._counts['sync bytes'] += published.bytes * len(servers)
+        self._counts['sync bytes'] += published.bytes * sum(server.up for server in servers)
         self._counts['sync nanoseconds'] += time.perf_counter_ns() - started
 
     async def _bring_all(self, servers: Sequence[Server]) -> list[EngineError]:

@@ -354,6 +354,7 @@ def test_with_all_servers_dead_the_run_saves_what_was_learned_and_ends_and_later
         (tmp_path / 'servers.json').write_text(json.dumps({'*': [between.url]}))
         told = train(experiment, resume=folder.name)
     assert told['faults'] == 0 and Checkpoints(folder).latest() == 2
+    assert not [path for path in folder.rglob('*') if path.is_file() and KEY.encode() in path.read_bytes()]
     rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
     assert [row['step'] for row in rows if row['axis'] == 'rollout'] == [0, 1]
     assert len([row for row in rows if row['axis'] == 'warm_start']) == 1
