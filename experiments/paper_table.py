@@ -18,6 +18,7 @@ from experiments import paper
 from experiments.suite import PER_ROLE, PLAN_ALONE, SOLO, SUITE, TRAJECTORY_LEVEL, budgeted, tiny
 from mallm.config import override
 from mallm.experiment import Experiment
+from mallm.io import files
 from mallm.study.comparison import HOW, Cells, Row, remarks, table
 from mallm.study.table import gather, run_apart, run_missing, store
 from mallm.train import train
@@ -68,7 +69,7 @@ def main(
     Args:
       cpu_minutes: of reinforcement for each cell.
       seeds: the same for all methods.
-      tasks: which games.
+      tasks: which games; of the others, what is written stays.
       only: which methods.
       runs: where run folders are kept, in a folder for each game.
       out: what is written, without its ending.
@@ -81,12 +82,15 @@ def main(
         wanted = {task: {name: tiny(e) for name, e in cells.items()} for task, cells in wanted.items()}
         seeds, runs, out = seeds[:1], 'runs/paper_smoke', pathlib.Path('runs/paper_smoke/paper_table')
 
+    told = files.read_json(out.with_suffix('.json')) or {}
+
     def cell(task: str, name: str, seed: int) -> Experiment:
         return override(wanted[task][name], {'name': name, 'seed': seed, 'runs': f'{runs}/{task}'})
 
     def between() -> None:
-        cells = {task: gather(wanted[task], seeds, lambda *at, task=task: cell(task, *at)) for task in wanted}
-        store(cells, markdown(cells), out)
+        ours = {task: gather(wanted[task], seeds, lambda *at, task=task: cell(task, *at)) for task in wanted}
+        cells = told | {task: found for task, found in ours.items() if found}
+        store(cells, markdown({task: cells[task] for task in SUITE if task in cells}), out)
 
     every = (cell(task, name, seed) for seed in seeds for task in wanted for name in only or wanted[task])
     run_missing(every, start=train if smoke else run_apart, between=between)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from typing import ClassVar, Literal
 
+from mallm.config import require
 from mallm.envs import plan_path, plan_path_prose
 from mallm.envs.base import FINAL_STRICT, STRICT, Demonstration, pool
 from mallm.envs.game_task import GameTask
@@ -26,6 +27,7 @@ class PlanPathTask(GameTask):
       reward: 'oracle' asks a search how much nearer the goal came; 'nearness' and 'outcome' do not.
       moves: most moves executed in one turn.
       legs: most legs of a route that are walked.
+      hindsight: share of the beginner's demonstrations whose goal is moved to where the route led.
     """
 
     instance_name: ClassVar[str] = 'map'
@@ -38,9 +40,11 @@ class PlanPathTask(GameTask):
     reward: Literal['oracle', 'nearness', 'outcome'] = 'oracle'
     moves: int = 8
     legs: int = 4
+    hindsight: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(0 <= self.hindsight <= 1, 'task.hindsight', self.hindsight, 'must be a share from 0 to 1')
         self.spec('any')
 
     @property
@@ -80,11 +84,13 @@ class PlanPathTask(GameTask):
 
 
 def beginner(seed: int, task: PlanPathTask) -> list[Demonstration]:
-    """What a beginner who knows the rules but not the aim writes: random routes, wherever the goal is.
+    """What a beginner who knows the rules but not the way writes: random routes, wherever the goal is.
 
     `tool` and `solo` write routes that can be walked, `plan` follows the interpreter, or without one writes the moves
     of such a route. One route in four gets a last leg that cannot be walked: nobody imitates it, and `plan` refuses
     it. No search is asked and no goal is looked at. Up to two such turns go before, so that trails are known.
+    In hindsight a route was right for where it led (Andrychowicz et al. 2017): the map is shown with its goal there,
+    and left out where that makes a layout that is held out, or where the route came by there before its end.
     """
     draw, world = random.Random(seed), task.train(seed)
     for _ in range(draw.choice((0, 0, 1, 2))):
@@ -92,6 +98,11 @@ def beginner(seed: int, task: PlanPathTask) -> list[Demonstration]:
             world, _ = world.act(role, text)
     texts = {} if world.solved else said(world, task, draw)
     refused = 'tool' in texts and not texts['plan']
+    if texts and not refused and draw.random() < task.hindsight:
+        moves = texts.get('plan') or walk(world, texts['solo']).moves
+        world = in_hindsight(world, moves)
+        early = plan_path.play(world.maze, moves[:-1])[0].solved
+        texts = {} if early or not plan_path.fits(world.maze, task.spec('train')) else texts
     demonstrations = []
     for role, text in texts.items():
         demonstrations += [] if refused and role == 'tool' else [Demonstration(role, world.observe(role), text)]
@@ -108,6 +119,12 @@ def said(world: PlanPathTeam, task: PlanPathTask, draw: random.Random) -> dict[s
         route, plan = route + draw.choice(jams), ''
     texts = {'tool': route, 'solo': route, 'plan': plan}
     return {role: texts[role] for role in task.team} if route else {}
+
+
+def in_hindsight(world: PlanPathTeam, moves: str) -> PlanPathTeam:
+    """The world with its goal where the moves lead."""
+    end, _ = plan_path.play(dataclasses.replace(world.maze, goal=-1), moves)
+    return dataclasses.replace(world, maze=dataclasses.replace(world.maze, goal=end.at))
 
 
 def walk(world: PlanPathTeam, text: str) -> plan_path.Trial:

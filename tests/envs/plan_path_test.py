@@ -2,14 +2,16 @@
 
 import dataclasses
 import random
+import re
 
 import pytest
 
 from mallm.envs import plan_path
 from mallm.envs.base import FINAL_STRICT, HELD_OUT, STRICT
+from mallm.envs.games import keeps
 from mallm.envs.plan_path import GenerationError, Maze, MazeSpec, distance, follow, generate, parse_route
 from mallm.envs.plan_path_prose import speech
-from mallm.envs.plan_path_task import PlanPathTask, said
+from mallm.envs.plan_path_task import PlanPathTask, beginner, said
 from mallm.envs.plan_path_team import NEARNESS, ORACLE, PlanPathTeam, Rules
 from mallm.envs.shaping import OUTCOME
 from tests.envs.scripted import Printed
@@ -199,6 +201,23 @@ def test_a_beginner_is_weak_and_follows_the_rules():
                 break
         solved += at.solved
     assert 0.05 < solved / 60 < 0.5
+
+
+@pytest.mark.parametrize('team', [('tool', 'plan'), ('plan',), ('solo',)])
+def test_in_hindsight_what_a_beginner_wrote_leads_to_the_goal_of_a_training_map(team):
+    blind, right = (PlanPathTask(team=team, hindsight=share) for share in (0.0, 1.0))
+    reached = []
+    for seed in range(200):
+        before, after = beginner(seed, blind), beginner(seed, right)
+        if not after or not after[-1].text:
+            continue
+        assert [(d.role, d.text) for d in before] == [(d.role, d.text) for d in after], 'only the map is another'
+        shown = maze('\n'.join(re.findall(r'\d([ #.@]{10})', after[-1].messages[0].content)[:10]))
+        assert keeps('train', plan_path.layout_fold(shown))
+        legs = parse_route(after[-1].text).legs
+        moves = follow(shown, legs).moves if team == ('solo',) else after[-1].text
+        reached.append(plan_path.play(shown, moves)[0].solved and not plan_path.play(shown, moves[:-1])[0].solved)
+    assert all(reached) and len(reached) > 60
 
 
 # --- words

@@ -172,6 +172,11 @@ def test_the_main_table_shows_the_papers_rows_beside_ours_labelled_and_resumes(t
     assert row.endswith('| reference | 10 % | 96 % |') and '| 1 k |' in row
     assert 'By chance (random mover): 5.0 %.' in shown
     assert '- AT-GRPO, shared ' in shown, 'controls that are not beaten are named'
+    paper_table.main(seeds=(0,), only=('solo',), **how | {'tasks': ('sudoku',)})
+    assert {task: list(cells) for task, cells in json.loads((tmp_path / 'out.json').read_text()).items()} == {
+        'sokoban': list(paper_table.methods('sokoban', 1.0)),
+        'sudoku': ['solo'],
+    }, 'what was written of another game stays'
     with pytest.raises(SystemExit, match=r"--only \['sole'\]"):
         paper_table.main(only=('sole',), **how)
 
